@@ -296,7 +296,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["pytest", "torch._dynamo", "fairseq.hub", "fairseq.training.loop", "fairseq_cli.train", "fairseq_cli.common"]
     + ["fairseq.evaluation.language_models", "fairseq.evaluation.finetuning"]
-    + ["fairseq.inference.generation", "fairseq.interop.exporting"]
+    + ["fairseq.inference.generation", "fairseq.interop.exporting", "fairseq.parts", "sacremoses"]
 )
 
 

@@ -9,7 +9,7 @@ import runs
 import warm
 
 TWO = "--distributed-world-size 2"
-FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-epoch-checkpoints --validate-interval 9"]
+FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 24 --no-epoch-checkpoints --validate-interval 9"]
 HALF = "--max-tokens 32 --max-tokens-valid 320"  # on each of two processes
 BASELINE = [runs.BASELINE, *FLAGS]
 SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
@@ -35,14 +35,14 @@ def assert_follows(log, other):
 @pytest.fixture(scope="module")
 def shortformer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shortformer")
-    return folder, *two(folder, SHORTFORMER, HALF, "--ddp-backend no_c10d --save-interval-updates 20")
+    return folder, *two(folder, SHORTFORMER, HALF, "--ddp-backend no_c10d --save-interval-updates 10")
 
 
 def test_two_processes_follow_one_with_the_same_global_batch(tmp_path, shortformer):
     _, log, _ = shortformer
     alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
     assert_follows(log, alone)
-    assert len(runs.losses(log)) == 45
+    assert len(runs.losses(log)) == 24
 
 
 def test_two_processes_follow_one_with_batches_added_up(tmp_path):
@@ -55,7 +55,7 @@ def test_two_processes_follow_one_with_batches_added_up(tmp_path):
 
 def test_validation_is_summed_over_processes(tmp_path, shortformer):
     _, log, _ = shortformer
-    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --save-interval-updates 20")
+    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --save-interval-updates 10")
     ours, theirs = ([line["loss"] for line in runs.summaries(lines, "test")] for lines in (log, alone))
     assert len(ours) == 3 and ours == pytest.approx(theirs, abs=1e-5)
 
@@ -63,34 +63,34 @@ def test_validation_is_summed_over_processes(tmp_path, shortformer):
 def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tmp_path, shortformer):
     folder, log, whole = shortformer
     assert sorted(path.name for path in folder.glob("*.pt")) == [
-        *("checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+        *("checkpoint_1_10.pt", "checkpoint_1_20.pt", "checkpoint_best.pt", "checkpoint_last.pt")
     ]
-    assert [line["num_updates"] for line in runs.updates(log)] == list(range(1, 46)), "each line is there once"
+    assert [line["num_updates"] for line in runs.updates(log)] == list(range(1, 25)), "each line is there once"
     assert len(whole["extra_state"]["random"]) == 2
     assert whole["extra_state"]["carried"]["memory"][0].size(0) == 4, "the rows of both processes"
-    shutil.copy(folder / "checkpoint_1_20.pt", tmp_path / "checkpoint_last.pt")
-    flags = [HALF, "--ddp-backend no_c10d --save-interval-updates 20"]
+    shutil.copy(folder / "checkpoint_1_10.pt", tmp_path / "checkpoint_last.pt")
+    flags = [HALF, "--ddp-backend no_c10d --save-interval-updates 10"]
     resumed_log, resumed = two(tmp_path, SHORTFORMER, *flags)
     assert runs.difference(whole, resumed) is None
-    assert runs.updates(resumed_log) == runs.updates(log)[20:]
+    assert runs.updates(resumed_log) == runs.updates(log)[10:]
 
 
 def test_one_process_goes_on_where_two_stopped_with_their_rows_and_memory(tmp_path, shortformer, caplog):
     folder, log, _ = shortformer
-    shutil.copy(folder / "checkpoint_1_20.pt", tmp_path / "checkpoint_last.pt")
+    shutil.copy(folder / "checkpoint_1_10.pt", tmp_path / "checkpoint_last.pt")
     with caplog.at_level("INFO"):
         alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
-    assert runs.losses(alone) == pytest.approx(runs.losses(log)[20:], abs=1e-5)
-    assert "20 of 42 blocks of each row read by 2 processes, 1 at once; continues with 1 process," in caplog.text
+    assert runs.losses(alone) == pytest.approx(runs.losses(log)[10:], abs=1e-5)
+    assert "10 of 42 blocks of each row read by 2 processes, 1 at once; continues with 1 process," in caplog.text
     assert "random states of" in caplog.text and "dropped: processes then 2, now 1" in caplog.text
 
 
 def test_two_processes_go_on_where_one_stopped_and_refuse_rows_that_do_not_exist(tmp_path):
-    runs.train(tmp_path / "one", SHORTFORMER, "--max-tokens 64 --disable-validation --max-update 20")
+    runs.train(tmp_path / "one", SHORTFORMER, "--max-tokens 64 --disable-validation --max-update 10")
     whole = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
     flags = ["--restore-file", tmp_path / "one" / "checkpoint_last.pt", "--disable-validation"]
     resumed, _ = two(tmp_path / "two", SHORTFORMER, HALF, *flags)
-    assert runs.losses(resumed) == pytest.approx(runs.losses(whole)[20:], abs=1e-5)
+    assert runs.losses(resumed) == pytest.approx(runs.losses(whole)[10:], abs=1e-5)
     refused = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "no", SHORTFORMER, *flags, TWO)
     assert refused.returncode == 2 and "by 4 rows on all processes together, and 8 rows read" in refused.stderr
 

@@ -223,16 +223,14 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # tests/cli/test_seed_commands.py runs the commands of the others.
-@pytest.mark.parametrize("recipe", ["shortformer.sh", "baseline.sh"])
-def test_a_recipe_runs_end_to_end_when_small(recipe: str, tiny_data: Path, tmp_path: Path) -> None:
-    result = run(recipe, SMALL=1, DATA=tiny_data, SAVE_DIR=tmp_path, OMP_NUM_THREADS=1)
+def test_a_recipe_runs_end_to_end_when_small(tiny_data: Path, tmp_path: Path) -> None:
+    result = run("shortformer.sh", SMALL=1, DATA=tiny_data, SAVE_DIR=tmp_path, OMP_NUM_THREADS=1)
     assert result.returncode == 0, result.stdout + result.stderr
     output = result.stdout + result.stderr
     whole, other = (float(number) for number in re.findall(r"Perplexity: ([\d.]+)", output))
     validation = float(re.findall(r"valid on 'valid' subset .* ppl (\S+)", output)[-1])
     assert whole == pytest.approx(validation, rel=0.01), "the best checkpoint is evaluated as it was validated"
-    if recipe.startswith("shortformer"):
-        assert whole == other, "segment by segment and token by token must agree"
+    assert whole == other, "segment by segment and token by token must agree"
 
 
 def test_wikitext_103_without_a_network_is_one_line(tmp_path: Path) -> None:
@@ -270,7 +268,7 @@ def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
 
 def test_the_demo_runs_end_to_end_when_small(tmp_path: Path, python: Path) -> None:
     demo = [str(python), "-m", "fairseq_cli.demo", "--output", str(tmp_path / "demo")]
-    small = ["--max-words", "15000", "--updates", "4", "8", "--cutoffs", "100,300"]
+    small = ["--max-words", "15000", "--updates", "2", "4", "--cutoffs", "100,300"]
     result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     report = (tmp_path / "demo" / "report.txt").read_text(encoding="utf-8")
