@@ -82,8 +82,8 @@ class GradientReducer(DataParallel):
         self.module = module
         if self.overlapped:
             replicate = nn.parallel.DistributedDataParallel
-            # NCCL reduces no sparse gradients.
-            replicate._set_params_and_buffers_to_ignore_for_model(module, list(tables))
+            if tables:  # NCCL reduces no sparse gradients
+                replicate._set_params_and_buffers_to_ignore_for_model(module, list(tables))
             # The name of `broadcast_buffers` since torch 2.13.
             is_new = "forward_sync_buffers" in inspect.signature(replicate).parameters
             no_buffers: dict[str, Any] = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}

@@ -52,6 +52,42 @@ def test_only_the_last_batch_of_an_update_is_reduced_over_processes(of_ranks, ba
         )
 
 
+ROWS = [[[1, 2], [2]], [[4], []]]  # of a table, read by the batches of each rank
+
+
+def gradients_of_rows(world: World) -> dict[str, list[torch.Tensor]]:
+    """The gradient of a table of which an update reads single rows, after two updates of each
+    backend; in the second only one rank reads any."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for backend in BACKENDS:
+        model = torch.nn.Sequential(torch.nn.Embedding(6, 2, sparse=True), torch.nn.Linear(2, 1))
+        torch.nn.init.ones_(model[1].weight)
+        reducer = GradientReducer(model, world, backend, 25, True)
+        for rows in (ROWS[world.rank], [[1], []] if world.rank else [[], []]):
+            model.zero_grad()
+            for number in range(2):
+                with reducer.accumulate(last=number == 1):
+                    reducer.module(torch.tensor(rows[number], dtype=torch.long)).sum().backward()
+            reducer.reduce()
+            found.setdefault(backend, []).append(model[0].weight.grad)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_rows_are_those_of_all_processes(rows_of_ranks, backend: str) -> None:
+    counts = torch.bincount(torch.tensor(sum(sum(ROWS, []), [])), minlength=6) / 2
+    for found in rows_of_ranks:
+        first, second = found[backend]
+        assert first.is_sparse and first._nnz() == 3, "rows that were read, once each"
+        assert first.to_dense()[:, 0].tolist() == counts.tolist()
+        assert second.to_dense()[:, 0].tolist() == [0, 0.5, 0, 0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def rows_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[torch.Tensor]]]:
+    return on_ranks(gradients_of_rows, 2, tmp_path_factory.mktemp("rows"))
+
+
 def storages(world: World) -> list[int]:
     """The pieces of memory that hold the gradients of an update, after each of two updates."""
     linear = torch.nn.Linear(2, 1)
