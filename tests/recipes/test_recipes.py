@@ -268,7 +268,7 @@ def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
 
 def test_the_demo_runs_end_to_end_when_small(tmp_path: Path, python: Path) -> None:
     demo = [str(python), "-m", "fairseq_cli.demo", "--output", str(tmp_path / "demo")]
-    small = ["--max-words", "15000", "--updates", "4", "8", "--cutoffs", "100,300"]
+    small = ["--max-words", "15000", "--updates", "2", "4", "--cutoffs", "100,300"]
     result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     report = (tmp_path / "demo" / "report.txt").read_text(encoding="utf-8")
