@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -25,14 +24,11 @@ warm.preload()
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks fork, which takes less time than to spawn them; variables are restored."""
     for module in (multiprocessing, torch.multiprocessing):
         monkeypatch.setattr(module, "get_context", lambda method=None: FORK)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    gc.freeze()  # a process that ends its part collects its own garbage, not that of tests before it was forked
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
