@@ -130,6 +130,7 @@ def test_dictionaries_are_read_alike(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (f"{XL} --position-encoding learned --mem-len 0", "--position-encoding learned"),
+        (f"{XL} --ngram-notes 9", "a model with --ngram-notes cannot be exported yet"),
         (
             "--arch lstm_lm --decoder-embed-dim 8 --decoder-hidden-size 8 --decoder-out-embed-dim 8",
             "LSTM.* cannot be exported; known: transformer_lm",

@@ -26,7 +26,11 @@ def names(folder):
         [runs.BASELINE, runs.ADAM, runs.DROPOUT, runs.LINES, "--max-tokens 400"],
         [runs.SHORTFORMER, runs.NAG, runs.DROPOUT, "--decoder-layerdrop 0.3 --num-workers 0"],
         [runs.BASELINE, "--lr 2 --clip-norm 0.5 --validate-interval-updates 3 --patience 100"],
-        [runs.SHORTFORMER, runs.DROPOUT, "--optimizer muon --lr-scheduler wsd --lr 0.01 --muon-lr 0.02 --bf16"],
+        [
+            runs.SHORTFORMER,
+            runs.DROPOUT,
+            "--optimizer muon --lr-scheduler wsd --lr 0.01 --muon-lr 0.02 --bf16 --ngram-notes 99",
+        ],
     ],
     ids=[
         "shortformer-adam-freq2",
@@ -34,7 +38,7 @@ def names(folder):
         "lines",
         "layerdrop",
         "better-unsaved",
-        "muon-wsd-bf16",
+        "muon-wsd-bf16-notes",
     ],
 )
 def test_run_resumed_in_the_middle_of_an_epoch_is_bit_identical_to_the_uninterrupted_one(tmp_path, flags):

@@ -33,6 +33,7 @@ ANYWHERE: Mapping[str, tuple[object, ...]] = {  # values of settings that all of
     "adaptive_softmax_cutoff": (None,),
     "layernorm_embedding": (False,),
     "token_shift": (False,),
+    "ngram_notes": (False,),
     "qk_norm": (False,),
     "position_infused_attention": (False,),
     "tokens_from_prev": (False,),
