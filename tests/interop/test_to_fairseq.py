@@ -113,7 +113,10 @@ XL = """--cpu --train-subset valid --valid-subset test --batch-size 4 --arch tra
         (f"{runs.BASELINE} --rotary-fraction 1", "has rotary_fraction=1.0, which fairseq's transformer_lm lacks"),
         (f"{runs.BASELINE} --attention-window 9", "has attention_window=9, which fairseq's transformer_lm lacks"),
         (f"{runs.BASELINE} --token-shift 2", "has token_shift=2, which fairseq's transformer_lm lacks"),
-        (f"{runs.BASELINE} --ngram-notes 9", "has ngram_notes=9, which fairseq's transformer_lm lacks"),
+        (
+            f"{runs.BASELINE} --optimizer adam --ngram-notes 9",
+            "has ngram_notes=9, which fairseq's transformer_lm lacks",
+        ),
         (XL, "is a model that fairseq lacks"),
     ],
 )
