@@ -272,7 +272,8 @@ def test_an_export_has_files_that_a_person_can_read_as_they_are(name: str, tmp_p
 
 UNREAD = {  # they change no number in evaluation, stand in `config.json` under another name, or are refused
     "lm": """adaptive_softmax_dropout character_embeddings decoder_layerdrop decoder_layers decoder_layers_to_keep
-        embed_init_std max_target_positions ngram_notes no_apex tokens_from_prev tokens_per_sample zero_init_residual""",
+        embed_init_std max_target_positions ngram_notes no_apex tokens_from_prev tokens_per_sample
+        zero_init_residual""",
     "xl": "init_std ngram_notes no_apex",
 }
 
