@@ -99,14 +99,17 @@ class Adam(CountingOptimizer):
             zeros = torch.zeros(len(param), dtype=torch.float32, device=param.device)
             state.update({ROW_STEPS: zeros, "row_avg_sq": zeros.clone()})
         rows, values = gradient.indices()[0], gradient.values().float()
-        if factor is not None:
-            values = values * factor
+        scale = 1.0 if factor is None else factor
+        square = (torch.linalg.vector_norm(values, dim=1) * scale).square() / values.size(1)
         steps = state[ROW_STEPS][rows] + 1
         share = steps.reciprocal().clamp(min=1 - group["betas"][1])
-        mean = torch.lerp(state["row_avg_sq"][rows], values.square().mean(1), share)
+        mean = torch.lerp(state["row_avg_sq"][rows], square, share)
         state[ROW_STEPS][rows], state["row_avg_sq"][rows] = steps, mean
-        change = values / (mean.sqrt() + group["eps"])[:, None] * group["lr"]
-        param[rows] = (param[rows].float() - change).to(param.dtype)
+        change = values * (group["lr"] * scale / (mean.sqrt() + group["eps"]))[:, None]
+        if is_half(param):
+            param[rows] = (param[rows].float() - change).to(param.dtype)
+        else:
+            param.index_add_(0, rows, change, alpha=-1)  # each row once
 
 
 class FairseqAdam(FairseqOptimizer):
