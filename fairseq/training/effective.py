@@ -74,8 +74,7 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
         values = {name: value for name, value in values.items() if name not in RESETS.values()}
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
     with atomic_file(path) as file:
-        # By libyaml where PyYAML has it: the emitter in Python takes a tenth of the shortest runs.
-        text = yaml.dump(values, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), allow_unicode=True)
+        text = yaml.safe_dump(values, allow_unicode=True)  # libyaml knows no surrogates
         # Names of folders may hold line ends, and bytes that are not UTF-8.
         data = printable("\\n".join(str(settings.data_path).splitlines()))
         content = f"# Settings of a run on {data}; use: --config {path.name}\n{text}"

@@ -141,17 +141,18 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
         from fairseq.checkpoint.manager import SavePoint
         from fairseq.config.settings import CheckpointConfig
 
-        config = CheckpointConfig(save_dir=sys.argv[1], keep_last_epochs=2)
         random.seed(1)
         epoch, last_file = 0, Path(sys.argv[1]) / "checkpoint_last.pt"
         for trial in range(12):
             child = os.fork()
             if child == 0:
+                alone = trial % 2 == 0  # of the files of a save, the last checkpoint
+                config = CheckpointConfig(sys.argv[1], keep_last_epochs=2, no_epoch_checkpoints=alone)
                 manager = CheckpointManager(config)
                 while True:
                     epoch += 1
                     state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
-                    paths = manager.due(SavePoint(epoch, epoch, end_of_epoch=True, is_best=True))
+                    paths = manager.due(SavePoint(epoch, epoch, end_of_epoch=True, is_best=not alone))
                     manager.save(state, paths)
             while not last_file.exists():
                 time.sleep(0.01)
@@ -164,7 +165,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
             last = int(found[last_file][0])
             assert last >= epoch, (last, epoch)
             epoch = last
-        CheckpointManager(config)
+        CheckpointManager(CheckpointConfig(sys.argv[1]))
         print(epoch, sorted(p.name for p in Path(sys.argv[1]).iterdir() if p.suffix == ".tmp"))
     """
     done = run_python(code, tmp_path, tmp_path / "saves")

@@ -17,7 +17,7 @@ FLAGS = [
     "--dropout 0.2 --attention-dropout 0.1 --optimizer adam --lr 0.002 --max-update 9 --save-interval-updates 3",
     "--no-epoch-checkpoints",
 ]
-TWO = "--max-tokens 32 --distributed-world-size 2 --batch-size-valid 1 --max-valid-steps 9"
+TWO = "--max-tokens 32 --distributed-world-size 2 --distributed-timeout 60 --batch-size-valid 1 --max-valid-steps 9"
 
 # The criterion sends the signals: at a definite update, whatever the machine's speed.
 PLUGIN = """

@@ -125,6 +125,14 @@ def test_a_training_run_with_validation_stays_below_the_limit_and_has_the_losses
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_compiler_that_users_have_computes_a_layer_and_its_gradients_with_operators_of_kernels() -> None:
+    assert loading.BACKEND == "inductor"
+    flags = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2"
+    reader = Reader(runs.model_of(FAMILIES["shortformer"], flags))
+    reader.read(2, 8)
+    torch._dynamo.reset()
+
+
 @BOTH
 def test_evaluation_makes_two_graphs_and_none_for_single_tokens(family: str, graphs: list[Any]) -> None:
     model = runs.model_of(FAMILIES[family]).eval()

@@ -314,9 +314,12 @@ def test_sinusoids_follow_their_formula(dim):
     assert table.shape == (20, dim) and (dim % 2 == 0 or not table[:, -1].any())
 
 
-def test_positions_are_numbered_from_after_padding():
+@pytest.mark.parametrize("compiling", [False, True])
+def test_positions_are_numbered_from_after_padding(compiling, monkeypatch):
     device = torch.device("cpu")
-    assert torch.equal(SinusoidalPositions(8, PAD)(3, offset=4), sinusoids(20, 8, device)[6:9])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        assert torch.equal(SinusoidalPositions(8, PAD)(3, offset=4), sinusoids(20, 8, device)[6:9])
     learned = LearnedPositions(10, 8, PAD)
     assert torch.equal(learned(10), learned.weight[2:12]) and learned.weight.shape == (12, 8)
     assert torch.equal(learned(2, offset=8), learned.weight[10:12]) and not learned.weight[PAD].any()

@@ -221,6 +221,18 @@ def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: Path, tmp_
     assert (tmp_path / recipe / "checkpoint_best.pt").is_file()
 
 
+def test_an_ablation_runs_end_to_end_when_small(small_data: Path, tmp_path: Path) -> None:
+    result = run("lm1b-ablation", SMALL=1, SYSTEM="no-recurrence", DATA=small_data, SAVE_DIR=tmp_path)
+    assert re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: [\d.]+\n", "\n".join(printed(result)) + "\n")
+    assert (tmp_path / "lm1b-ablation-no-recurrence" / "checkpoint_best.pt").is_file()
+
+
+def test_a_small_text8_has_its_27_letters(tmp_path: Path) -> None:
+    printed(run("prepare-text8", tmp_path, SMALL=1))
+    for split in ("train", "valid", "test"):
+        assert {*(tmp_path / f"{split}.txt").read_text().split()} <= {*"abcdefghijklmnopqrstuvwxyz_"}
+
+
 def test_a_small_recipe_makes_its_corpus_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first, second = (run("enwik8-base", SMALL=1, SAVE_DIR=tmp_path) for _ in range(2))
     assert [line.split()[1] for line in printed(first) if line.startswith(("bash", "python"))] == [

@@ -73,5 +73,6 @@ def test_what_one_start_of_a_run_reset_the_next_one_does_not(tmp_path: Path) -> 
 
 def test_a_folder_whose_name_has_a_line_end_or_is_not_utf8_leaves_a_file_that_is_read(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    effective.write_settings(replace(settings_of("--seed", "7"), data_path="two\nlines: [\udcff"), file)
+    settings = settings_of("--seed", "7", "--save-dir", tmp_path / "odd\n\udcff")
+    effective.write_settings(replace(settings, data_path="two\nlines: [\udcff"), file)
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["seed"] == 7
