@@ -85,7 +85,7 @@ class NGramNotesConfig(Config):
     """Notes that decoders add to their input."""
 
     ngram_notes: int = flag(
-        0, "rows of notes: learned vectors of pairs of tokens, added to the input", low=0, high=1 << 32
+        0, "rows of notes: learned vectors of pairs of tokens, added to the input", low=0, high=1 << 30
     )
 
 
