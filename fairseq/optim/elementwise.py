@@ -85,7 +85,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     def update_rows(self, group: Group, param: nn.Parameter, state: State, factor: Factor) -> None:
         """Update the rows of *param* that have a gradient, which is sparse, and no others."""
-        raise UserError(f"`ngram_notes`: {type(self).__name__} updates no single rows; use `optimizer` adam or muon")
+        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None, *, factor: Factor = None) -> Any:

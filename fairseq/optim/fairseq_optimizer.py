@@ -41,6 +41,9 @@ class FairseqOptimizer(Part):
     """True if a part of a parameter is updated as it would be within the whole
     (``--ddp-backend fully_sharded``)."""
 
+    updates_rows = False
+    """True if sparse gradients update single rows of a table."""
+
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import DistributedConfig, TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
+from fairseq.distributed.ddp import is_sparse
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -87,6 +88,10 @@ def optimizer_of(
             name = f"`optimizer` {settings.chosen.optimizer}"
             raise UserError(f"{name}: its {method} is not called; do in step what it does")
     check_optimizer(optimizer, settings.distributed, world)
+    if any(map(is_sparse, model.modules())) and not optimizer.updates_rows:
+        raise UserError(
+            f"`ngram_notes`: {type(optimizer).__name__} updates no single rows; use `optimizer` adam or muon"
+        )
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:
         raise UserError(
             f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "

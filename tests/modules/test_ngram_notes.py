@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+import runs
 import torch
 from mistakes import user_error
-from optimizers import build
 
 from fairseq.modules.ngram_notes import NGramNotes
 from fairseq.optim.adam import Adam
@@ -98,8 +98,7 @@ def test_rows_are_updated_by_what_an_update_touches():
     assert not table[0].any()
 
 
-def test_an_optimizer_without_rows_is_refused():
-    table = notes().table.weight
-    table.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 4), table.shape)
-    with user_error("--ngram-notes: NAG updates no single rows; use --optimizer adam or muon"):
-        build("nag", [table]).optimizer.step()
+def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_path):
+    with user_error("--ngram-notes: FairseqNAG updates no single rows; use --optimizer adam or muon"):
+        runs.train(tmp_path / "run", runs.BASELINE, runs.NAG, "--ngram-notes 20")
+    assert not (tmp_path / "run").exists()
