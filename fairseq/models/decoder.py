@@ -27,7 +27,6 @@ class Decoder(nn.Module):
 
     embed_tokens: nn.Module
     embed_scale: float
-    ngram_notes: NGramNotes | None
     layers: nn.ModuleList
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -35,6 +34,7 @@ class Decoder(nn.Module):
         self.cfg = cfg
         self.adaptive_softmax: OutputLayer | None = None
         self.output_projection: OutputLayer | None = None
+        self.ngram_notes: NGramNotes | None = None
 
     @property
     def output_distribution(self) -> OutputLayer:

@@ -84,7 +84,8 @@ class TransformerDecoder(Decoder):
             self.embed_positions = LearnedPositions(self.max_positions(), dim, padding_idx)
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
-        self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx) if cfg.ngram_notes else None
+        if cfg.ngram_notes:
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)

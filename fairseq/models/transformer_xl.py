@@ -65,9 +65,8 @@ class TransformerXLDecoder(Decoder):
             projections="own" if cfg.div_val > 1 else "shared",
         )
         self.embed_scale = math.sqrt(cfg.d_model)
-        self.ngram_notes = (
-            NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx) if cfg.ngram_notes else None
-        )
+        if cfg.ngram_notes:
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx)
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
