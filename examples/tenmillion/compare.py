@@ -248,7 +248,7 @@ def updates_until(measured: Sequence[Row], target: float) -> float | None:
 
 def reach(folder: Path, against: str) -> Iterator[str]:
     """A table in Markdown: updates until the perplexity, on the split that runs validate, stays
-    below the mean of the final ones of *against*; nothing for a setting with a run that fails to."""
+    below the mean of the final ones of *against*; nothing for a setting if a run fails to."""
     found = validations(folder)
     if against not in found:
         raise Mistake(f"--against {against}: no run with validations in {folder}; it has {', '.join(found)}")
