@@ -47,6 +47,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     seed: int = flag(1, "random seed", low=0)
     cpu: bool = flag(False, "run on the CPU even if there is a GPU")
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
+    deterministic: bool = flag(False, "torch's deterministic algorithms: equal runs on a GPU, slower")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
     fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0, training=True, rare=True)

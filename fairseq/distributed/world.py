@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -137,13 +138,18 @@ class World:
 
 
 def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
-    """Select GPU *local_rank*, or the CPU with --cpu or without any GPU, and float32's precision.
+    """Select GPU *local_rank*, or the CPU with --cpu or without any GPU, float32's precision, and
+    the algorithms of ``--deterministic``.
 
     Raises:
         UserError: there is no GPU of that number.
     """
     # "highest" keeps float32 exact; the default may change with PyTorch and the environment.
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
+    if common.deterministic:
+        # cuBLAS reads it when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     if common.cpu or devices.accelerator() is None:
         if (common.fp16 or common.memory_efficient_fp16) and not precision.has_float16_arithmetic():
             flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"

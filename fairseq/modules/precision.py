@@ -93,7 +93,7 @@ def bfloat16_is_slower() -> bool:
     # float32 (docs/results.md).
     slower = not features["avx512_bf16"] or "Intel" in features["cpu_name"]
     if slower:
-        logger.info("`bf16`: this processor is faster in float32, which is used instead")
+        logger.warning("`bf16`: this processor is faster in float32, which is used instead")
     return slower
 
 

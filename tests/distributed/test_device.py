@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,18 @@ def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
     assert torch.get_float32_matmul_precision() == "highest"
     distributed.device_of(CommonConfig(cpu=True, tf32=True))
     assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_deterministic_algorithms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    distributed.device_of(CommonConfig(cpu=True))
+    assert not torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    try:
+        distributed.device_of(CommonConfig(cpu=True, deterministic=True))
+        assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 @pytest.mark.parametrize("supported, lines", [(False, 1), (True, 0)])

@@ -59,7 +59,7 @@ EPOCHS = [runs.BASELINE, runs.NO_DROPOUT, "--fp16 --max-tokens 256"]  # of 11 ba
 
 def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, overflowing, caplog):
     overflowing(lambda number: number == 11)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("WARNING"):
         log = runs.train(tmp_path, EPOCHS, "--max-epoch 2")
     done = runs.updates(log)
     assert [line["num_updates"] for line in done] == list(range(1, 22))
@@ -145,7 +145,7 @@ def test_bfloat16_is_float32_on_processors_that_are_faster_so(tmp_path, monkeypa
     monkeypatch.setattr(precision, "bfloat16_is_slower", BFLOAT16_IS_SLOWER)
     flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 2 --no-save --disable-validation --optimizer muon"]
     flags += ["--lr-scheduler wsd"]
-    with caplog.at_level("INFO"):
+    with caplog.at_level("WARNING"):
         losses = runs.losses(runs.train(tmp_path, *flags, "--bf16"))
     assert (losses == runs.losses(runs.train(tmp_path, *flags))) == slower
     lines = [line for line in logged(caplog) if "faster in float32" in line]
