@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation import report
 from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
+from fairseq.evaluation.cache_pointer import Pointer
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 from fairseq.evaluation.task_scores import task_scores
@@ -50,13 +52,15 @@ from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq.text.tokenizers.tokenizer import chosen_rule
 
+logger = logging.getLogger(__name__)
+
 SAMPLE_TOKENS = 100  # fairseq-interactive has a flag for it
 
 PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
 OF_DECODERS = (  # settings that encoders do not read
     *("tokens_per_sample", "sample_break_mode", "add_bos_token", "context_window", "sliding_inf", "softmax_batch"),
-    *("int8", "sample"),
+    *("int8", "sample", "cache_pointer"),
 )
 
 
@@ -191,7 +195,7 @@ class _Evaluation:
 
     def load(self, data: str, paths: Sequence[str]) -> _Model:
         """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
-        overrides = self.cfg.overrides
+        cfg, overrides = self.cfg, self.cfg.overrides
         # Whatever the blocks of training were, the text is read as one stream unless the command
         # line names another mode.
         flat = {"sample_break_mode": "none", **self.flat}
@@ -209,11 +213,31 @@ class _Evaluation:
                 # over words, before the corpus is read.
                 language_model(one, path)
             model = self._decoder(models, task, flat["sample_break_mode"])
+            if cfg.cache_pointer:
+                self._set_pointer(model, data)
             memory = fields.defaults(MemoryConfig)
             model.used.update({name: value for name, value in trained.flat.items() if name in memory})
         precision = {name: getattr(self.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
         model.used.update(precision, model_overrides=overrides)
         return model
+
+    def _set_pointer(self, model: _Model, data: str) -> None:
+        """Give *model* the pointer of the flags, or one that is fitted on the validation split."""
+        cfg, scorer = self.cfg, model.scorer
+        assert scorer is not None
+        if cfg.pointer is not None:
+            scorer.pointer = Pointer(cfg.cache_pointer, *cfg.pointer)
+        elif cfg.text is not None:
+            raise UserError("`cache_pointer`: with `text` needs `pointer`; evaluate the split valid to have it fitted")
+        else:
+            corpus = open_corpus(data_folders(data)[0], "valid", model.dictionary)
+            scorer.fit_pointer(corpus, show_progress(self.common, "valid", self.world.is_first))
+        if model.exact is not None:
+            model.exact.pointer = scorer.pointer
+        assert scorer.pointer is not None
+        values = f"{scorer.pointer.sharpness:g},{scorer.pointer.weight:.3g}"
+        logger.info("`cache_pointer` %d: `pointer` %s", cfg.cache_pointer, values)
+        model.used["pointer"] = [scorer.pointer.sharpness, scorer.pointer.weight]
 
     def _encoder(self, model: BaseFairseqModel, task: FairseqTask) -> _Model:
         cfg, precision, longest = self.cfg, Precision(self.common), model.max_positions() or 1
@@ -232,6 +256,7 @@ class _Evaluation:
     def _plugin(self, models: Sequence[BaseFairseqModel], task: FairseqTask) -> _Model:
         cfg, common = self.cfg, self.common
         refused = {"text": cfg.text, "sliding_inf": cfg.sliding_inf == 1, "int8": cfg.int8, "sample": cfg.sample}
+        refused["cache_pointer"] = cfg.cache_pointer
         refused |= {
             "num_shards": cfg.num_shards > 1,
             "compile": common.compile,
@@ -262,6 +287,7 @@ class _Evaluation:
             texts=cfg.score_documents is not None,
             shard=cfg.shard_id,
             shards=cfg.num_shards,
+            cache_pointer=cfg.cache_pointer,
         )
         make = functools.partial(
             Scorer, models, task.source_dictionary, scoring, Precision(self.common), self.world.device, world=self.world
