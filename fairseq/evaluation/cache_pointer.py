@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHARPNESS = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
+SHARPNESS = (5.0, 10.0, 20.0, 40.0)
 """Values that a fit tries."""
 _QUERIES = 256  # states that read the cache at once
 
