@@ -19,8 +19,8 @@ from fairseq.system.tables import table
 SENTENCES = ("sentence_good", "sentence_bad")
 PHENOMENA = ("linguistics_term", "field", "UID")
 ALL = "all"
-# As the Penn Treebank divides words: "isn't" is "is" and "n't", "Ann's" is "ann" and "'s".
-WORD = re.compile(r"\w+(?=n't\b)|n't\b|'\w+|[\w-]+")
+# Lists of words divide as the Penn Treebank: "isn't" is "is" and "n't", "Ann's" "ann" and "'s".
+WORD = re.compile(r"\w+(?=n't\b)|'\w+|[\w-]+")
 
 
 @dataclass(frozen=True)
