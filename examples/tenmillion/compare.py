@@ -4,6 +4,7 @@ python compare.py run settings.yaml --data data-bin --out search --seconds 300 -
 python compare.py report search
 python compare.py ranks search whole
 python compare.py curve search whole --picture curve.png
+python compare.py reach search --against baseline
 
 settings.yaml maps names to flags of fairseq-train; those of `base` come before all others. Every
 run is one process with its share of the cores, and --processes of them are trained at the same
@@ -115,9 +116,9 @@ def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace) ->
     result: Row = {"setting": name, "seed": seed, "updates": updates, "flags": shlex.join(flags)}
     result["tokens"] = next(line["wpb"] for line in lines(folder / "metrics.jsonl") if line.get("wpb")) * updates
     result["sittings"] = lines(times)
-    if text_scores.get("bits_per_byte") is None:
-        raise Mistake(f"{args.data}: the sizes of the raw texts are missing; run fairseq-preprocess again")
-    result["bits_per_byte"] = text_scores["bits_per_byte"]
+    # Texts that came as words have no size in bytes.
+    per_byte = text_scores.get("bits_per_byte")
+    result |= {"bits_per_token": text_scores["loss_base2"]} if per_byte is None else {"bits_per_byte": per_byte}
     if args.pairs:
         results = json.loads((scores / "pairs" / "results.json").read_text())
         result["accuracy"] = {phenomenon: values["acc"] for phenomenon, values in results["phenomena"].items()}
@@ -134,7 +135,14 @@ def describe(row: Row) -> str:
     """One run on a line."""
     seconds = sum(sitting["processor"] for sitting in row["sittings"])
     accuracy = f", pairs {100 * row['accuracy']['all']:.2f} %" if "accuracy" in row else ""
-    return f"{row['updates']} updates, {seconds:.0f} s of CPU time, {row['bits_per_byte']:.4f} bits per byte{accuracy}"
+    bits, unit = bits_of(row)
+    return f"{row['updates']} updates, {seconds:.0f} s of CPU time, {bits:.4f} {unit}{accuracy}"
+
+
+def bits_of(row: Row) -> tuple[float, str]:
+    """Bits of a run's model, and what they are counted in."""
+    name = "bits_per_byte" if "bits_per_byte" in row else "bits_per_token"
+    return row[name], name.replace("_", " ")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -183,8 +191,9 @@ def report(folder: Path, against: str | None = None) -> Iterator[str]:
     found = rows(folder)
     if against is not None and against not in found:
         raise Mistake(f"--against {against}: no such setting in {folder}; it has {', '.join(found)}")
-    base = {row["seed"]: row["bits_per_byte"] for row in found[against]} if against is not None else {}
-    head = ["setting", "seeds", "updates", "tokens (M)", "CPU time (s)", "bits per byte", "pairs (%)"]
+    base = {row["seed"]: bits_of(row)[0] for row in found[against]} if against is not None else {}
+    unit = next((bits_of(row)[1] for each in found.values() for row in each), "bits per byte")
+    head = ["setting", "seeds", "updates", "tokens (M)", "CPU time (s)", unit, "pairs (%)"]
     has_known = any(KNOWN in row for each in found.values() for row in each)
     head += ["known words (%)"] * has_known + [f"from {against}"] * bool(base)
     yield f"| {' | '.join(head)} |"
@@ -195,16 +204,16 @@ def report(folder: Path, against: str | None = None) -> Iterator[str]:
         pairs = [100 * row["accuracy"]["all"] for row in each if "accuracy" in row]
         known = [100 * row[KNOWN] for row in each if KNOWN in row]
         cells = [name, len(each), each[0]["updates"], f"{each[0]['tokens'] / 1e6:.2f}", f"{seconds:.0f}"]
-        cells += [interval([row["bits_per_byte"] for row in each], 4), interval(pairs, 2) if pairs else "–"]
+        cells += [interval([bits_of(row)[0] for row in each], 4), interval(pairs, 2) if pairs else "–"]
         cells += [interval(known, 2) if known else "–"] * has_known
-        changes = [row["bits_per_byte"] - base[row["seed"]] for row in each if base and row["seed"] in base]
+        changes = [bits_of(row)[0] - base[row["seed"]] for row in each if base and row["seed"] in base]
         cells += [interval(changes, 4) if changes and name != against else "–"] if base else []
         yield f"| {' | '.join(map(str, cells))} |"
 
 
 def bits(each: Sequence[Row]) -> float:
-    """Mean bits per byte of the runs of a setting."""
-    return statistics.mean(row["bits_per_byte"] for row in each)
+    """Mean bits of the runs of a setting."""
+    return statistics.mean(bits_of(row)[0] for row in each)
 
 
 def compare(small: Path, whole: Path) -> Iterator[str]:
@@ -219,6 +228,57 @@ def compare(small: Path, whole: Path) -> Iterator[str]:
     yield ""
     result = stats.spearmanr([bits(first[name]) for name in names], [bits(second[name]) for name in names])
     yield f"Spearman's rank correlation of {len(names)} settings: {result.statistic:.2f}"
+
+
+def validations(folder: Path) -> dict[str, list[list[Row]]]:
+    """For each setting under *folder*, the validations of each of its runs, by updates."""
+    found: dict[str, list[list[Row]]] = defaultdict(list)
+    for path in sorted(folder.glob("*/*/row.json")):
+        measured = [line for line in lines(path.with_name("metrics.jsonl")) if line["tag"] != "train_inner"]
+        if measured:
+            found[path.parts[-3]].append(measured)
+    return found
+
+
+def updates_until(measured: Sequence[Row], target: float) -> float | None:
+    """The update from which on the perplexities *measured* stay below *target*, between two
+    validations on a straight line in the logarithm; None if the last one is not below it."""
+    above = [index for index, line in enumerate(measured) if not line["ppl"] < target]
+    if not above:
+        return measured[0]["num_updates"]
+    if above[-1] == len(measured) - 1:
+        return None
+    before, after = measured[above[-1]], measured[above[-1] + 1]
+    share = math.log(before["ppl"] / target) / math.log(before["ppl"] / after["ppl"])
+    return before["num_updates"] + share * (after["num_updates"] - before["num_updates"])
+
+
+def reach(folder: Path, against: str) -> Iterator[str]:
+    """A table in Markdown: updates until the perplexity, on the split that runs validate, stays
+    below the mean of the final ones of *against*; nothing for a setting if a run fails to."""
+    found = validations(folder)
+    if against not in found:
+        raise Mistake(f"--against {against}: no run with validations in {folder}; it has {', '.join(found)}")
+    target = statistics.mean(measured[-1]["ppl"] for measured in found[against])
+    yield f"Target: a perplexity of {target:.2f}, the mean of {len(found[against])} of {against}"
+    yield ""
+    yield "| setting | seeds | reach it | updates until then | times fewer | p | final perplexity | updates |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    # Half of the baseline's runs end above their mean: they count with all their updates.
+    least = [updates_until(measured, target) or measured[-1]["num_updates"] for measured in found[against]]
+    for name in sorted(found, key=lambda name: statistics.mean(measured[-1]["ppl"] for measured in found[name])):
+        each = found[name]
+        needed = least if name == against else [updates_until(measured, target) for measured in each]
+        times = [updates for updates in needed if updates is not None]
+        cells = [name, len(each), sum(measured[-1]["ppl"] < target for measured in each)]
+        if len(times) < len(each):
+            cells += ["–", "–", "–"]
+        else:
+            cells += [interval(times, 0), f"{statistics.mean(least) / statistics.mean(times):.2f}"]
+            several = name != against and min(len(times), len(least)) > 1
+            cells += [f"{stats.ttest_ind(times, least, equal_var=False).pvalue:.1g}" if several else "–"]
+        cells += [interval([measured[-1]["ppl"] for measured in each], 2), each[0][-1]["num_updates"]]
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
 def curve(folders: Sequence[Path], picture: Path | None, target: float, over: str) -> Iterator[str]:
@@ -300,6 +360,11 @@ def main() -> None:
     parser_ranks = commands.add_parser("ranks", help="print the rank correlation of two folders")
     parser_ranks.add_argument("small", type=Path)
     parser_ranks.add_argument("whole", type=Path)
+    parser_reach = commands.add_parser("reach", help="print how soon settings reach the perplexity of one of them")
+    parser_reach.add_argument("folder", type=Path, help="runs that were validated (--validate-interval-updates)")
+    parser_reach.add_argument(
+        "--against", metavar="NAME", required=True, help="the setting whose final one is the target"
+    )
     parser_curve = commands.add_parser("curve", help="print and draw the best of each folder over CPU time")
     parser_curve.add_argument("folders", type=Path, nargs="+")
     parser_curve.add_argument("--over", choices=tuple(UNITS), default="time", help="(default: time)")
@@ -312,6 +377,8 @@ def main() -> None:
                 path = getattr(args, name)
                 setattr(args, name, path and path.resolve())
             run(args)
+        elif args.command == "reach":
+            print(*reach(args.folder, args.against), sep="\n")
         elif args.command == "curve":
             print(*curve(args.folders, args.picture, args.target, args.over), sep="\n")
         else:

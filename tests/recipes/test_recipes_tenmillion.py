@@ -142,6 +142,23 @@ def test_differences_are_between_runs_of_one_seed(tmp_path: Path) -> None:
     assert a.endswith(" – |") and b.endswith(" -0.4000 ± 1.2706 |")
 
 
+def test_updates_until_a_perplexity_are_counted(tmp_path: Path) -> None:
+    curves = {"slow": {100: 400.0, 200: 100.0}, "fast": {20: 90.0, 40: 400.0, 60: 25.0}, "bad": {50: 300.0}}
+    for name, curve in curves.items():
+        row = tmp_path / name / "1" / "row.json"
+        row.parent.mkdir(parents=True)
+        row.write_text("{}")
+        measured = [{"tag": "valid", "num_updates": updates, "ppl": ppl} for updates, ppl in curve.items()]
+        text = "".join(json.dumps(line) + "\n" for line in [{"tag": "train_inner", "num_updates": 1}, *measured])
+        row.with_name("metrics.jsonl").write_text(text)
+    first, *_, fast, slow, bad = compare("reach", tmp_path, "--against", "slow").splitlines()
+    assert first == "Target: a perplexity of 100.00, the mean of 1 of slow"
+    # 400 to 25 is four doublings, and 100 the second of them; below it at 20, but not for good.
+    assert fast == "| fast | 1 | 1 | 50 | 4.00 | – | 25.00 | 60 |"
+    assert slow == "| slow | 1 | 0 | 200 | 1.00 | – | 100.00 | 200 |"
+    assert bad == "| bad | 1 | 0 | – | – | – | 300.00 | 50 |"
+
+
 def test_ranks_are_compared(tmp_path: Path) -> None:
     for folder, order in (("small", (3.0, 2.0, 1.0, 4.0)), ("whole", (2.0, 2.5, 1.5, 9.0))):
         for name, bits in zip("abcd", order, strict=True):

@@ -257,6 +257,23 @@ def test_a_checkpoint_has_the_mean_of_the_weights_and_training_goes_on_from_the_
     assert all(torch.equal(value, saved[name]) for name, value in weights(alone).items()), "the mean is the model"
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.7, 0.0])
+def test_the_mean_of_notes_is_that_after_all_updates_whichever_rows_they_change(decay: float) -> None:
+    ema = "" if decay == 1 else f"--ema-decay {decay}"
+    trainer = a_trainer(f"--optimizer adam --lr 0.1 --ngram-notes 99 --average-weights-from 2 {ema}")
+    reached = []
+    for sample in batches(trainer, 7):
+        update(trainer, [sample])
+        reached.append(weights(trainer)["decoder.ngram_notes.table.weight"].double())
+        if len(reached) == 4:  # asking for the mean does not change it
+            trainer.state_dict()
+    assert 0 < (reached[-2] != reached[-1]).any(1).sum() < 90, "some rows stay as they are"
+    shares = [decay**age for age in range(6)]
+    wanted = sum(share * table for share, table in zip(shares, reversed(reached), strict=False)) / sum(shares)
+    found = trainer.state_dict()["model"]["decoder.ngram_notes.table.weight"]
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
+
+
 def test_validation_is_of_the_mean_and_changes_nothing() -> None:
     trainer = a_trainer("--optimizer adam --average-weights-from 1")
     samples = batches(trainer, 3)
