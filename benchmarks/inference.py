@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from benchmarks.apart import ceiling, measure_apart, report
+from benchmarks.apart import ceiling, digits, measure_apart, report
 from benchmarks.language_model import make_corpus
 from fairseq.config import options
 from fairseq.config.settings import training_settings
@@ -185,13 +185,9 @@ def table(results: list[dict[str, Any]], paper: str) -> str:
         case, speed = Case(**result["case"]), result["median"]
         if case.paper == paper:
             ratios = (speed / speeds[case.than] if case.than in speeds else None, case.published)
-            times = (_digits(ratio) if ratio else "" for ratio in ratios)
-            lines.append(f"| {case.name} | {_digits(speed)} | {' | '.join(times)} | {result['rss_mib']:,.0f} MiB |")
+            times = (digits(ratio) if ratio else "" for ratio in ratios)
+            lines.append(f"| {case.name} | {digits(speed)} | {' | '.join(times)} | {result['rss_mib']:,.0f} MiB |")
     return "\n".join(lines)
-
-
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def main(argv: list[str] | None = None) -> None:
