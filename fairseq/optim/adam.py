@@ -98,7 +98,7 @@ class Adam(CountingOptimizer):
             # float32 counts updates exactly up to 16 million.
             zeros = torch.zeros(len(param), dtype=torch.float32, device=param.device)
             state.update({ROW_STEPS: zeros, "row_avg_sq": zeros.clone()})
-        rows, values = gradient.indices()[0], gradient.values().float()
+        rows, values = gradient.indices()[0], gradient.values()
         scale = 1.0 if factor is None else factor
         square = (torch.linalg.vector_norm(values, dim=1) * scale).square() / values.size(1)
         steps = state[ROW_STEPS][rows] + 1
@@ -106,10 +106,7 @@ class Adam(CountingOptimizer):
         mean = torch.lerp(state["row_avg_sq"][rows], square, share)
         state[ROW_STEPS][rows], state["row_avg_sq"][rows] = steps, mean
         change = values * (group["lr"] * scale / (mean.sqrt() + group["eps"]))[:, None]
-        if is_half(param):
-            param[rows] = (param[rows].float() - change).to(param.dtype)
-        else:
-            param.index_add_(0, rows, change, alpha=-1)  # each row once
+        param.index_add_(0, rows, change, alpha=-1)  # each row once
 
 
 class FairseqAdam(FairseqOptimizer):

@@ -11,11 +11,11 @@ from __future__ import annotations
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import DistributedConfig, TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
-from fairseq.distributed.ddp import is_sparse
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
+from fairseq.modules.ngram_notes import is_sparse
 from fairseq.modules.precision import Precision
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer
 from fairseq.optim.groups import hidden_matrices, parameter_groups
