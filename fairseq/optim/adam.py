@@ -120,7 +120,7 @@ class FairseqAdam(FairseqOptimizer):
 
     config_class = AdamConfig
     optimizer_class = Adam
-    updates_parts = updates_rows = True
+    updates_parts = True
     group_settings = {
         "betas": "adam_betas",
         "eps": "adam_eps",
@@ -134,7 +134,7 @@ class FairseqAdam(FairseqOptimizer):
         self._keeps_step_in_group = fused is not None
         if fused is not None:
             logger.info("`optimizer` adam: using NVIDIA apex's FusedAdam; `no_apex` turns it off")
-            self.optimizer_class, self.updates_rows = fused, False
+            self.optimizer_class = fused
             # apex always adds ε after bias correction.
             self.group_settings = {key: name for key, name in self.group_settings.items() if key != "torch_eps"}
         super().__init__(args, params)
