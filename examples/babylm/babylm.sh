@@ -159,6 +159,7 @@ revisions() { # sets $revisions: none if the texts end before the first of WORDS
 # 3. Checkpoints as revisions; minimal pairs; a classifier; and both again with transformers alone.
 all_of() { # all_of MODEL
   local model=$1 reads=("$out/exported/$1") revisions=()
+  local starts=(--no-start) # as the challenge's pipeline and evaluate.py score decoders
   case $model in
     shortformer)
       train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$bands" --criterion adaptive_loss
@@ -172,6 +173,7 @@ all_of() { # all_of MODEL
       export_as "$out/$model" "$model" ${revisions[@]+"${revisions[@]}"}
       ;;
     electra)
+      starts=()
       train "${NOTES:+tnf_}electra" "${encoder[@]}" --generator-size 0.5 ${NOTES:+--task tnf_masked_lm}
       revisions "$model"
       export_as "$out/$model" "$model" ${revisions[@]+"${revisions[@]}"} # the discriminator, to be fine-tuned
@@ -184,7 +186,8 @@ all_of() { # all_of MODEL
       fi
       ;;
   esac
-  step "$model pairs" python -m fairseq_cli.harness "$out/$model" --pairs "$pairs" --results-path "$out/pairs/$model"
+  step "$model pairs" python -m fairseq_cli.harness "$out/$model" --pairs "$pairs" ${starts[@]+"${starts[@]}"} \
+    --results-path "$out/pairs/$model"
   step "$model in transformers" python examples/babylm/evaluate.py "${reads[@]}" --pairs "$pairs" ${TABLE:+--table "$TABLE"}
 }
 

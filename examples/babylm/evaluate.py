@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,9 +79,9 @@ def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> floa
     return float(lprobs.gather(1, ids[0, masked, None]).sum())
 
 
-def accuracy(folder: Path, pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Return the share of *pairs* whose good sentence is more probable; None if the model predicts
-    no words."""
+def accuracies(folder: Path, pairs: Sequence[tuple[str, str, str]]) -> tuple[float, float] | None:
+    """Return the share of *pairs* whose good sentence is more probable, and its mean over
+    paradigms, which BabyLM reports; None if the model predicts no words."""
     config = configuration(folder)
     tokenizer = load(AutoTokenizer, folder, config)
     check_offsets(tokenizer)
@@ -90,8 +91,11 @@ def accuracy(folder: Path, pairs: Sequence[tuple[str, str]]) -> float | None:
     if not causal and not config.architectures[0].endswith("ForMaskedLM"):
         return None
     model = load(AutoModelForCausalLM if causal else AutoModelForMaskedLM, folder, config).eval()
-    scores = [[log_probability(model, tokenizer, sentence, causal) for sentence in pair] for pair in pairs]
-    return sum(good > bad for good, bad in scores) / len(pairs)
+    right: dict[str, list[bool]] = {}
+    for *sentences, paradigm in pairs:
+        good, bad = (log_probability(model, tokenizer, sentence, causal) for sentence in sentences)
+        right.setdefault(paradigm, []).append(good > bad)
+    return sum(map(sum, right.values())) / len(pairs), statistics.mean(sum(row) / len(row) for row in right.values())
 
 
 class InputError(Exception):
@@ -110,19 +114,23 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}: line {number}", line.rstrip("\r")
 
 
-def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """The good and the bad sentence of each pair of a file in BLiMP's format, or of a folder of
-    such files."""
-    files, pairs = sorted(path.glob("*.jsonl")) if path.is_dir() else [path], []
-    for where, line in (numbered for file in files for numbered in numbered_lines(file)):
-        try:
-            pair = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{where}: not JSON; give one object in each line") from None
-        sentences = [pair.get(f"sentence_{kind}") for kind in ("good", "bad")] if isinstance(pair, dict) else [None]
-        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
-            raise InputError(f"{where}: has no texts sentence_good and sentence_bad")
-        pairs.append((sentences[0], sentences[1]))
+def read_pairs(path: Path) -> list[tuple[str, str, str]]:
+    """The good and the bad sentence and the paradigm of each pair of a file in BLiMP's format, or
+    of a folder of such files."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    pairs: list[tuple[str, str, str]] = []
+    for file in files:
+        for where, line in numbered_lines(file):
+            try:
+                pair = json.loads(line)
+            except (ValueError, RecursionError):
+                raise InputError(f"{where}: not JSON; give one object in each line") from None
+            both: list[Any] = (
+                [pair.get(f"sentence_{kind}") for kind in ("good", "bad")] if isinstance(pair, dict) else [None]
+            )
+            if not all(isinstance(sentence, str) and sentence.strip() for sentence in both):
+                raise InputError(f"{where}: has no texts sentence_good and sentence_bad")
+            pairs.append((both[0], both[1], str(pair.get("UID") or file.stem)))
     if not pairs:
         raise InputError(f"{path}: no pairs; give JSON lines with sentence_good and sentence_bad")
     return pairs
@@ -211,8 +219,8 @@ def main() -> None:
         sys.exit(2)
     for folder in args.folders:
         for revision in revisions(folder):
-            if (share := accuracy(revision, pairs)) is not None:
-                print(f"{revision}\tpairs\t{share:.4f}", flush=True)
+            if (shares := accuracies(revision, pairs)) is not None:
+                print(f"{revision}\tpairs\t{shares[0]:.4f}\tparadigms\t{shares[1]:.4f}", flush=True)
         if tables is not None and configuration(folder).architectures[0] != "ElectraForMaskedLM":
             score = classify(folder, *tables, args.epochs, args.rate)
             print(f"{folder}\tclassifier\t{score:.4f}", flush=True)

@@ -34,6 +34,7 @@ from tables import updates as updates_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
+KNOWN = "accuracy of known words"
 UNITS = {"time": "core-hours", "tokens": "million tokens"}
 
 Row = dict[str, Any]
@@ -106,6 +107,7 @@ def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace) ->
     scores = folder / "scores"
     if args.pairs and not (scores / "pairs" / "results.json").exists():
         pairs = ["--pairs", str(args.pairs), "--batch-size", "64", "--results-path", str(scores / "pairs")]
+        pairs += ["--known-words", str(args.known_words)] if args.known_words else []
         command(["-m", "fairseq_cli.harness", str(saved), *pairs], folder / "pairs.log")
     if not (scores / "text" / "results.json").exists():
         text = ["eval_lm.py", str(args.data), "--path", str(saved), "--results-path", str(scores / "text")]
@@ -118,9 +120,11 @@ def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace) ->
     per_byte = text_scores.get("bits_per_byte")
     result |= {"bits_per_token": text_scores["loss_base2"]} if per_byte is None else {"bits_per_byte": per_byte}
     if args.pairs:
-        phenomena = json.loads((scores / "pairs" / "results.json").read_text())["phenomena"]
-        result["accuracy"] = {phenomenon: values["acc"] for phenomenon, values in phenomena.items()}
-        result["pairs"] = phenomena["all"]["pairs"]
+        results = json.loads((scores / "pairs" / "results.json").read_text())
+        result["accuracy"] = {phenomenon: values["acc"] for phenomenon, values in results["phenomena"].items()}
+        result["pairs"] = results["phenomena"]["all"]["pairs"]
+        if "known_words" in results:  # as BabyLM: the mean of paradigms
+            result[KNOWN] = results["known_words"]["averages"]["paradigms"]["acc"]
     row.write_text(json.dumps(result, indent=1) + "\n")
     for path in [] if args.keep else folder.glob("checkpoint_*.pt"):
         path.unlink()
@@ -190,15 +194,18 @@ def report(folder: Path, against: str | None = None) -> Iterator[str]:
     base = {row["seed"]: bits_of(row)[0] for row in found[against]} if against is not None else {}
     unit = next((bits_of(row)[1] for each in found.values() for row in each), "bits per byte")
     head = ["setting", "seeds", "updates", "tokens (M)", "CPU time (s)", unit, "pairs (%)"]
-    head += [f"from {against}"] if base else []
+    has_known = any(KNOWN in row for each in found.values() for row in each)
+    head += ["known words (%)"] * has_known + [f"from {against}"] * bool(base)
     yield f"| {' | '.join(head)} |"
     yield f"|---{'|---:' * (len(head) - 1)}|"
     for name in sorted(found, key=lambda name: bits(found[name])):
         each = found[name]
         seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
         pairs = [100 * row["accuracy"]["all"] for row in each if "accuracy" in row]
+        known = [100 * row[KNOWN] for row in each if KNOWN in row]
         cells = [name, len(each), each[0]["updates"], f"{each[0]['tokens'] / 1e6:.2f}", f"{seconds:.0f}"]
         cells += [interval([bits_of(row)[0] for row in each], 4), interval(pairs, 2) if pairs else "–"]
+        cells += [interval(known, 2) if known else "–"] * has_known
         changes = [bits_of(row)[0] - base[row["seed"]] for row in each if base and row["seed"] in base]
         cells += [interval(changes, 4) if changes and name != against else "–"] if base else []
         yield f"| {' | '.join(map(str, cells))} |"
@@ -335,6 +342,9 @@ def main() -> None:
     parser_run.add_argument("--data", type=Path, required=True, help="folder made by fairseq-preprocess")
     parser_run.add_argument("--out", type=Path, required=True, help="folder of runs")
     parser_run.add_argument("--pairs", type=Path, help="minimal pairs; without them only texts are scored")
+    parser_run.add_argument(
+        "--known-words", type=Path, help="also the accuracy of pairs whose words are all in this text"
+    )
     budget = parser_run.add_mutually_exclusive_group(required=True)
     budget.add_argument("--seconds", type=float, help="training time of each run")
     budget.add_argument("--updates", type=int, help="updates of each run, instead of a time")
@@ -363,7 +373,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.command == "run":
-            for name in ("data", "out", "pairs"):
+            for name in ("data", "out", "pairs", "known_words"):
                 path = getattr(args, name)
                 setattr(args, name, path and path.resolve())
             run(args)

@@ -34,34 +34,39 @@ def words_of(name: str) -> float:
 
 
 def read(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Names of checkpoints with their phenomena and the scores of the test split, in the order of
+    """Names of checkpoints with the results of minimal pairs and of the test split, in the order of
     words."""
     for checkpoint in sorted(folder.iterdir(), key=lambda path: words_of(path.name)):
         pairs = json.loads((checkpoint / "pairs" / "results.json").read_text(encoding="utf-8"))
         text = json.loads((checkpoint / "text" / "results.json").read_text(encoding="utf-8"))
-        yield checkpoint.name, pairs["phenomena"], text
+        yield checkpoint.name, pairs, text
 
 
-def cell(share: float, count: float) -> str:
+def cell(values: dict[str, float]) -> str:
     """An accuracy in percent with its standard error."""
-    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / count):.1f}"
+    return f"{100 * values['acc']:.1f} ± {100 * values['stderr']:.1f}"
 
 
 def report(folder: Path) -> Iterator[str]:
     """Two tables in Markdown: accuracy and bits per byte of each checkpoint, and the phenomena of
     the last one."""
     rows = list(read(folder))
-    yield "| checkpoint | accuracy (%) | bits per byte |"
-    yield "|---|---:|---:|"
-    for name, phenomena, text in rows:
-        whole = phenomena["all"]
+    last = rows[-1][1]
+    has_known = "known_words" in last
+    columns = ["accuracy (%)", *["known words (%)"] * has_known, "bits per byte"]
+    yield f"| checkpoint | {' | '.join(columns)} |"
+    yield f"|---{'|---:' * len(columns)}|"
+    for name, pairs, text in rows:
+        # As BabyLM: the mean of paradigms.
+        parts = [pairs, pairs["known_words"]] if has_known else [pairs]
         bits = text.get("bits_per_byte")
-        yield f"| {name} | {cell(whole['acc'], whole['pairs'])} | {'–' if bits is None else format(bits, '.4f')} |"
+        cells = [cell(part["averages"]["paradigms"]) for part in parts]
+        yield f"| {name} | {' | '.join(cells)} | {'–' if bits is None else format(bits, '.4f')} |"
     yield ""
     yield f"| phenomenon, {rows[-1][0]} | pairs | accuracy (%) |"
     yield "|---|---:|---:|"
-    for name, values in rows[-1][1].items():
-        yield f"| {name} | {values['pairs']:.0f} | {cell(values['acc'], values['pairs'])} |"
+    for name, values in last["phenomena"].items():
+        yield f"| {name} | {values['pairs']:.0f} | {cell(values)} |"
 
 
 def main() -> None:

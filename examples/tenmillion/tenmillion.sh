@@ -4,6 +4,7 @@
 #   TRAIN         folder of raw texts, or one file (with SMALL=1 by default a text from installed packages)
 #   VALID, TEST   one file each, or neither (default: the last 2 % of the documents of TRAIN each)
 #   PAIRS         folder of minimal pairs in BLiMP's format
+#   KNOWN_WORDS   a text or list of words: a second accuracy, of the pairs whose words are all in it
 #   OUT           folder of data, checkpoints, exports and tables (default: tenmillion)
 #   BUDGET        time of training: 90m, 3h (default: 3h); or UPDATES, a number of updates
 #   WORDS         words between checkpoints (default: 1M:10,10M)
@@ -15,6 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 out=${OUT:-tenmillion}
 pairs=${PAIRS:-examples/babylm/pairs.jsonl}
+known=(${KNOWN_WORDS:+--known-words "$KNOWN_WORDS"})
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision "$(default_precision)"
 bpe=$(whole BPE "$(full_or_small 8000 600)")
@@ -24,6 +26,7 @@ words=${WORDS:-$(full_or_small 1M:10,10M 2K)}
 budget=${BUDGET:-$(full_or_small 3h 5s)}
 [[ -z ${VALID:-} || -n ${TEST:-} ]] || fail "VALID=$VALID: without TEST there is no text to evaluate on; give TEST, too"
 [[ -e $pairs ]] || fail "PAIRS=$pairs: file or folder not found; give JSON lines in BLiMP's format"
+[[ -z ${KNOWN_WORDS:-} || -f $KNOWN_WORDS ]] || fail "KNOWN_WORDS=$KNOWN_WORDS: file not found; give a text or a list of words"
 [[ $budget =~ ^([1-9][0-9]*)([smh])$ ]] || fail "BUDGET=$budget: must be a number of hours, minutes or seconds, such as 3h"
 case ${BASH_REMATCH[2]} in h) seconds=$((BASH_REMATCH[1] * 3600)) ;; m) seconds=$((BASH_REMATCH[1] * 60)) ;; *) seconds=${BASH_REMATCH[1]} ;; esac
 
@@ -84,7 +87,8 @@ for checkpoint in "${checkpoints[@]}"; do
   name=$(basename "$checkpoint" .pt)
   results=$out/results/$name
   if [[ ! -e $results/pairs/results.json ]]; then
-    run python -m fairseq_cli.harness "$checkpoint" --pairs "$pairs" --batch-size 32 --results-path "$results/pairs"
+    run python -m fairseq_cli.harness "$checkpoint" --pairs "$pairs" ${known[@]+"${known[@]}"} --batch-size 32 \
+      --results-path "$results/pairs"
   fi
   if [[ ! -e $results/text/results.json ]]; then
     score=("$data" --path "$checkpoint")

@@ -267,6 +267,8 @@ class HarnessConfig(Config):
     data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
     pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
+    known_words: str | None = flag(None, "also average pairs whose words are all in this text", metavar="FILE")
+    no_start: bool = flag(False, "decoders: no </s> before a sentence; its first token is context")
     within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
     include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)

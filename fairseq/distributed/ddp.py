@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from fairseq.distributed.world import World
 from fairseq.modules import devices
-
-
-def is_sparse(module: nn.Module) -> bool:
-    """Whether *module* is a table whose gradients are sparse."""
-    return isinstance(module, nn.Embedding) and module.sparse
+from fairseq.modules.ngram_notes import is_sparse
 
 
 class DataParallel:
@@ -134,16 +130,16 @@ class GradientReducer(DataParallel):
 
     def _average_rows(self, table: nn.Parameter) -> None:
         """Add up the gradients of each row: those of several batches, and of all processes."""
-        if table.grad is None:
-            if self.world.size == 1:
-                return
+        gradient = None if table.grad is None else table.grad.coalesce()
+        if self.world.size > 1:
             rows, values = torch.empty(0, dtype=torch.long, device=table.device), table.detach()[:0]
-        else:
-            gradient = table.grad.coalesce()
-            rows, values = gradient.indices()[0], gradient.values()
-        rows, values = self.world.gather_rows(rows, values)
-        gradient = torch.sparse_coo_tensor(rows[None], values / self.world.size, table.shape).coalesce()
-        table.grad = gradient if len(rows) else None
+            if gradient is not None:
+                rows, values = gradient.indices()[0], gradient.values()
+            rows, values = self.world.gather_rows(rows, values)
+            values = values / self.world.size
+            summed = torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False).coalesce()
+            gradient = summed if len(rows) else None
+        table.grad = gradient
 
     def _average(self, gradients: list[Tensor]) -> None:
         # One message for many tensors: small ones cost latency, not bandwidth.

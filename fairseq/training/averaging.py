@@ -4,7 +4,7 @@ in language models, Merity et al. 2018)."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,15 @@ class WeightAverage:
 
     It is in float32 whatever the parameters are, with a *decay* of 1 in float64, where the device
     has that: the share of the last update becomes too small for float32.
+
+    Of a table with sparse gradients, an update reads and writes only the rows that it changes. The
+    mean of another row is that of some earlier update, whose number :attr:`row_counts` has: weights
+    that stay as they are can be added to it at any later time, together.
+
+    Attributes:
+        count: updates in the mean.
+        mean: of each parameter.
+        row_counts: by the index of a table, the updates in the mean of each row.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int, decay: float = 1.0) -> None:
@@ -30,6 +39,22 @@ class WeightAverage:
         self.decay = decay
         self.count = 0
         self.mean: list[Tensor] = []
+        self.row_counts: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Add the weights of the rows that the next update changes, which their gradients tell, to
+        the mean: for all updates since they changed last."""
+        if not self.count:
+            return
+        for index, p in enumerate(self.parameters):
+            if p.grad is None or not p.grad.is_sparse:
+                continue
+            if index not in self.row_counts:
+                self.row_counts[index] = torch.full((len(p),), self.count, device=p.device)
+            rows, mean, counts = p.grad.indices()[0], self.mean[index], self.row_counts[index]
+            mean[rows] = self._up_to_date(mean[rows], p[rows], counts[rows])
+            counts[rows] = self.count
 
     @torch.no_grad()
     def update(self, num_updates: int) -> None:
@@ -42,9 +67,26 @@ class WeightAverage:
         else:
             # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
             share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
+            whole = [index for index in range(len(self.mean)) if index not in self.row_counts]
             # In the precision of the mean, whatever the weights are in.
-            torch._foreach_mul_(self.mean, 1 - share)
-            torch._foreach_add_(self.mean, [p.detach() for p in self.parameters], alpha=share)
+            means = [self.mean[index] for index in whole]
+            torch._foreach_mul_(means, 1 - share)
+            torch._foreach_add_(means, [self.parameters[index].detach() for index in whole], alpha=share)
+
+    def means(self) -> Iterator[Tensor]:
+        """The mean of each parameter after the last update."""
+        for index, (mean, p) in enumerate(zip(self.mean, self.parameters, strict=bool(self.count))):
+            counts = self.row_counts.get(index)
+            yield mean if counts is None else self._up_to_date(mean, p.detach(), counts)
+
+    def _up_to_date(self, mean: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        """The mean of rows, *mean* [N, C] after *counts* [N] updates, whose *weights* [N, C] have
+        been the same since."""
+        counts = counts.to(torch.float32 if counts.device.type == "mps" else torch.float64)
+        kept = counts / self.count
+        if self.decay < 1:
+            kept = self.decay ** (self.count - counts) * (1 - self.decay**counts) / (1 - self.decay**self.count)
+        return weights.to(mean.dtype, copy=True).lerp_(mean, kept.to(mean.dtype)[:, None])
 
     def _dtype(self, parameter: Tensor) -> torch.dtype:
         return torch.float64 if self.decay == 1 and parameter.device.type != "mps" else torch.float32
@@ -56,23 +98,24 @@ class WeightAverage:
         Their values are set, not their tensors, which may be parts of others.
         """
         weights = [p.detach().clone() for p in self.parameters] if self.count else []
-        self._set(self.mean)
+        self._set(self.means())
         try:
             yield
         finally:
             self._set(weights)
 
     @torch.no_grad()
-    def _set(self, values: Sequence[Tensor]) -> None:
-        # No values at all: there is no mean yet, and the parameters stay.
-        for parameter, value in zip(self.parameters, values, strict=bool(values)):
+    def _set(self, values: Iterable[Tensor]) -> None:
+        # Without a mean there are no values, and the parameters stay.
+        for parameter, value in zip(self.parameters, values, strict=bool(self.count)):
             parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean, the number of updates in it, and the weights
-        that training goes on from; all of them live."""
+        """The mean, the number of updates in it and in its rows, and the weights that training goes
+        on from; all of them live."""
         weights = [p.detach() for p in self.parameters] if self.count else []
-        return {"count": self.count, "mean": list(self.mean), "weights": weights}
+        rows = {"row_counts": dict(self.row_counts)} if self.row_counts else {}
+        return {"count": self.count, "mean": list(self.mean), "weights": weights, **rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore *state*."""
@@ -81,6 +124,11 @@ class WeightAverage:
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
         self.mean = [mean.to(p.device, self._dtype(p), copy=True) for mean, p in pairs]
+        stored = state.get("row_counts") or {}
+        _check_shapes([self.mean[index][:, 0] for index in stored], list(stored.values()))
+        self.row_counts = {
+            index: counts.to(self.mean[index].device, torch.long, copy=True) for index, counts in stored.items()
+        }
         restore_weights(self.parameters, state)
 
 
@@ -91,7 +139,7 @@ def weight_average(cfg: OptimizationConfig, parameters: Sequence[torch.nn.Parame
     return WeightAverage(parameters, cfg.average_weights_from or 1, 1.0 if cfg.ema_decay is None else cfg.ema_decay)
 
 
-def _check_shapes(parameters: Sequence[torch.nn.Parameter], values: Sequence[Tensor]) -> None:
+def _check_shapes(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Raise UserError if *values* have other shapes; copying would broadcast them."""
     if any(value.shape != p.shape for value, p in zip(values, parameters, strict=False)):
         raise UserError("checkpoint: its averaged weights have other shapes; use another or `reset_optimizer`")

@@ -335,7 +335,7 @@ class TrainingState:
             return stored
         means = {
             id(self.reducer.full_parameter(p)): self.reducer.full(p, mean.to(p.dtype))
-            for p, mean in zip(self._trained(), self.average.mean, strict=bool(self.average.count))
+            for p, mean in zip(self._trained(), self.average.means(), strict=bool(self.average.count))
         }
         live = self.model.state_dict(keep_vars=True)
         return {name: means.get(id(live[name]), value) for name, value in stored.items()}

@@ -91,6 +91,8 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     if state.scaler is not None:
         state.scaler.update(not finite)
     if finite:
+        if state.average is not None:
+            state.average.before_update()
         state.optimizer.scaled_step(factor)
         state.num_updates += 1
         state.metric = None  # of the former weights

@@ -50,7 +50,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(runs.DATA / "dict.txt", home / model)
     shutil.copytree(home / "own", home / "checkpoints")
     shutil.copytree(runs.DATA, home / "data-bin")
-    (home / "test.txt").write_text("the cat sat\non the mat\n")
+    for name in ("test.txt", "vocab.txt"):
+        (home / name).write_text("the cat sat\non the mat\n")
     (home / "blimp" / "data").mkdir(parents=True)
     for path in (home / "blimp" / "data" / "agreement.jsonl", home / "blimp.jsonl"):
         path.write_text(PAIR)

@@ -17,6 +17,7 @@ import fairseq_cli
 
 CHECKPOINT = runs.GOLDEN / "baseline.pt"
 MODEL = f"--path {CHECKPOINT} --cpu"
+PAIRS = runs.ROOT / "examples" / "babylm" / "pairs.jsonl"
 BINARY = bytes(range(256)) * 40
 COMMANDS = {module.name for module in pkgutil.iter_modules(fairseq_cli.__path__)}
 
@@ -41,6 +42,8 @@ LINES = {
     "tokenize": ("text", "BAD --tokenizer space"),
     "symbols": ("missing", "corpus symbols BAD out --kind bytes"),
     "curves": ("text", "analyze curves BAD --results-path out.png"),
+    "pairs": ("text", f"harness {CHECKPOINT} --data {runs.DATA} --cpu --pairs BAD"),
+    "known_words": ("text", f"harness {CHECKPOINT} --data {runs.DATA} --cpu --pairs {PAIRS} --known-words BAD"),
     "config": ("text", f"train {runs.DATA} {runs.SHORT} --no-save --config BAD"),
 }
 KINDS: dict[str, Callable[[Path], object]] = {

@@ -107,6 +107,14 @@ def test_log_likelihoods_are_those_of_the_tokens_one_by_one(requests: Requests) 
         assert lprob == pytest.approx(want, abs=1e-5 * (1 + len(after))) and greedy is best
 
 
+@torch.no_grad()
+def test_texts_without_a_start_are_scored_from_their_second_token_on(requests: Requests) -> None:
+    model, rows = requests.model, [[5, 6, 7], [8], LONG, []]
+    found = requests.rolling([words(model, *ids) for ids in rows], starts=False)
+    want = [naive(model.model, ids, 1, requests.segment)[0] for ids in rows]
+    assert found == pytest.approx(want, abs=1e-4) and want[1] == want[3] == 0
+
+
 @pytest.mark.parametrize("encoding", ["absolute", "learned"])
 @pytest.mark.parametrize("has_padding", [True, False])  # the authors' vocabularies have no symbol for it
 def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(

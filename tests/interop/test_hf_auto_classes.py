@@ -19,6 +19,7 @@ from fairseq.models.transformer_xl_settings import TransformerXLConfig
 
 transformers = pytest.importorskip("transformers")
 KINDS = ("baseline", "gpt", "shortformer", "transformer-xl bands", "transformer-xl zeros", "transformer-xl shaw")
+NOTED = ("token shift and notes", "shortformer with notes", "transformer-xl with notes")
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def ragged() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS + NOTED)
 def test_rows_do_not_depend_on_padding_on_any_side(name: str) -> None:
     other = theirs(made(name))
     rows, mask = ragged()
@@ -49,7 +50,7 @@ def test_rows_do_not_depend_on_padding_on_any_side(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS + NOTED)
 def test_prompts_of_several_lengths_go_on_as_each_alone(name: str) -> None:
     other = theirs(made(name))
     rows, mask = ragged()
@@ -61,7 +62,7 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS + NOTED)
 def test_beams_go_on_from_the_rows_that_they_were_chosen_from(name: str) -> None:
     other = theirs(made(name))
     settings = {"num_beams": 4, "num_return_sequences": 4, "do_sample": False, "max_new_tokens": 5, "pad_token_id": 1}
@@ -73,7 +74,7 @@ def test_beams_go_on_from_the_rows_that_they_were_chosen_from(name: str) -> None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["baseline", "shortformer"])
+@pytest.mark.parametrize("name", ["baseline", "shortformer", "token shift and notes"])
 def test_a_cache_of_several_lengths_is_reordered_and_goes_on_with_padding(name: str) -> None:
     other, (rows, mask), chosen = theirs(made(name)), ragged(), [3, 0, 0, 1]
     cache = other(rows, attention_mask=mask, use_cache=True).past_key_values
@@ -208,6 +209,8 @@ def test_what_the_exported_code_lacks_is_an_error(folder: Path) -> None:
         model()
     with pytest.raises(ValueError, match=r"attention_mask \[2, 1, 8, 8\]: give the padding alone"):
         model(tokens(2, 8), attention_mask=torch.ones(2, 1, 8, 8))
+    with pytest.raises(ValueError, match="inputs_embeds: notes of pairs are found by tokens; give input_ids"):
+        theirs(made("shortformer with notes"))(inputs_embeds=torch.zeros(2, 8, 32))
     with pytest.raises(NotImplementedError, match="vocabulary of their training"):
         model.resize_token_embeddings(9)
 
@@ -272,9 +275,9 @@ def test_an_export_has_files_that_a_person_can_read_as_they_are(name: str, tmp_p
 
 UNREAD = {  # they change no number in evaluation, stand in `config.json` under another name, or are refused
     "lm": """adaptive_softmax_dropout character_embeddings decoder_layerdrop decoder_layers decoder_layers_to_keep
-        embed_init_std max_target_positions ngram_notes no_apex tokens_from_prev tokens_per_sample
+        embed_init_std max_target_positions no_apex tokens_from_prev tokens_per_sample
         zero_init_residual""",
-    "xl": "init_std ngram_notes no_apex",
+    "xl": "init_std no_apex",
 }
 
 

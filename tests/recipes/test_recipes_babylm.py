@@ -91,7 +91,7 @@ def test_checkpoints_by_words_are_exported_as_revisions(finished: tuple[Path, st
 
 def test_transformers_and_the_harness_find_the_same_pairs_right(finished: tuple[Path, str]) -> None:
     out, printed = finished
-    found = dict(re.findall(r"^(\S+)\tpairs\t(\S+)$", printed, flags=re.MULTILINE))
+    found = dict(re.findall(r"^(\S+)\tpairs\t(\S+)\tparadigms\t\S+$", printed, flags=re.MULTILINE))
     for model, exported in zip(MODELS, (*MODELS[:2], "electra-generator"), strict=True):
         results = json.loads((out / "pairs" / model / "results.json").read_text())
         assert results["phenomena"]["all"]["pairs"] == 18
@@ -301,7 +301,7 @@ def test_separators_of_unicode_do_not_end_a_line(evaluation: dict[str, Any], tmp
     sentence = "One\u2028two\u0085 \x0cthree."
     pair = json.dumps({"sentence_good": sentence, "sentence_bad": sentence}, ensure_ascii=False)
     (tmp_path / "pairs.jsonl").write_text(f"\ufeff{pair}\r\n\n")
-    assert evaluation["read_pairs"](tmp_path / "pairs.jsonl") == [(sentence, sentence)]
+    assert evaluation["read_pairs"](tmp_path / "pairs.jsonl") == [(sentence, sentence, "pairs")]
     (tmp_path / "train.tsv").write_text(f"{HEADER}{sentence}\tyes\n")
     assert evaluation["read_table"](tmp_path / "train.tsv") == [(sentence, "yes")]
 

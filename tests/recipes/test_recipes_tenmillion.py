@@ -19,6 +19,7 @@ import yaml
 RECIPE = runs.ROOT / "examples" / "tenmillion" / "tenmillion.sh"
 TABLES = RECIPE.with_name("tables.py")
 COMPARE = RECIPE.with_name("compare.py")
+PAIRS = runs.ROOT / "examples" / "babylm" / "pairs.jsonl"
 
 
 def recipe(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,19 +39,23 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     environment = {**os.environ, "SMALL": "1", "OUT": str(out), "WORDS": "6K"}
-    environment |= {"TRAIN": str(text), "UPDATES": "200", "EXTRA": "--cpu --save-interval-updates 20"}
+    environment |= {
+        "TRAIN": str(text),
+        "KNOWN_WORDS": str(PAIRS),
+        "UPDATES": "200",
+        "EXTRA": "--cpu --save-interval-updates 20",
+    }
     killed = subprocess.Popen(["bash", RECIPE], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(out.glob("model/checkpoint_*_20.pt")) and killed.poll() is None:
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    whole = recipe(out, WORDS="6K", UPDATES="200", EXTRA="--cpu --save-interval-updates 20")
+    whole = recipe(out, WORDS="6K", UPDATES="200", EXTRA="--cpu --save-interval-updates 20", KNOWN_WORDS=str(PAIRS))
     assert whole.returncode == 0 and "resum" in whole.stderr, whole.stderr
     table = (out / "table.md").read_text()
-    assert "| checkpoint_best | " in table and " ± " in table
     results = json.loads((out / "results" / "checkpoint_best" / "pairs" / "results.json").read_text())
-    share = results["phenomena"]["all"]["acc"]
-    assert f"| {100 * share:.1f} ± " in table
+    cells = [f"{100 * part['averages']['paradigms']['acc']:.1f} ± " for part in (results, results["known_words"])]
+    assert f"| checkpoint_best | {cells[0]}" in table and f" | {cells[1]}" in table and "| known words (%) |" in table
     assert (out / "exported" / "config.json").exists()
 
 
@@ -102,13 +107,18 @@ def test_settings_are_compared_within_a_budget_and_only_what_is_missing_is_train
     done = out / "second" / "1" / "row.json"
     done.parent.mkdir(parents=True)
     done.write_text(json.dumps({"bits_per_byte": 9.0, "updates": 7, "tokens": 7, "sittings": []}))
-    budget = ("--seconds", 0.2, "--processes", 1)
+    budget = ("--seconds", 0.2, "--processes", 1, "--pairs", PAIRS, "--known-words", PAIRS)
     printed = compare("run", settings, "--data", data, "--out", out, *budget, "--eval-flags=--cpu")
     assert printed.startswith("first seed 1: ") and printed.count("\n") == 1
     row = json.loads((out / "first" / "1" / "row.json").read_text())
     assert row["updates"] == int((out / "first" / "updates").read_text()) > 0 and row["sittings"][0]["processor"] > 0
     table = compare("report", out).splitlines()
-    assert f" {row['bits_per_byte']:.4f} " in table[2] and table[3].startswith("| second | 1 | 7 |")
+    assert (
+        table[0].endswith(" pairs (%) | known words (%) |") and row["accuracy of known words"] == row["accuracy"]["all"]
+    )
+    share = f"{100 * row['accuracy']['all']:.2f}"
+    assert table[2].endswith(f" {row['bits_per_byte']:.4f} | {share} | {share} |") and table[3].endswith(" | – | – |")
+    assert table[3].startswith("| second | 1 | 7 |")
 
 
 def test_a_setting_that_is_not_in_the_file_is_one_line(tmp_path: Path) -> None:

@@ -61,15 +61,31 @@ AUTHORS = {
     "lm1b-large": Settings("lm1b", 512, 1_200_000, 30_000, 32, 128, None, 32, shuffled=True),
     "ptb": Settings("ptb", 20, 60_000, 0, 64, 256, 200, 70),  # ours: the authors give none
 }
+FULL, SHAW = {"loss_positions": "full"}, {"position_encoding": "shaw"}
+HALF = {"loss_positions": "half"}
 ABLATIONS = [
-    ("wiki103-ablation", "recurrence", {"tokens_per_sample": 128, "mem_len": 128}, (64, 500)),
-    ("wiki103-ablation", "recurrence-half", {"tokens_per_sample": 128, "loss_positions": "half"}, (64, 460)),
-    ("wiki103-ablation", "no-recurrence", {"tokens_per_sample": 176, "mem_len": 0, "streams": True}, (400, 336)),
-    ("wiki103-ablation", "no-recurrence-half", {"tokens_per_sample": 172, "loss_positions": "half"}, (120, 56)),
-    ("lm1b-ablation", "relative", {"mem_len": 32, "max_update": 400_000, "shuffle_lines": True}, (32, 128)),
-    ("lm1b-ablation", "shaw", {"mem_len": 32, "position_encoding": "shaw"}, (32, 128)),
-    ("lm1b-ablation", "no-recurrence", {"mem_len": 0, "streams": True}, (64, 32)),
-]  # settings of training, and (tokens, memory or context) of evaluation
+    ("wiki103-ablation", "recurrence", FULL | {"tokens_per_sample": 128, "mem_len": 128}, [(64, 128), (64, 500)]),
+    ("wiki103-ablation", "recurrence-shaw", FULL | SHAW | {"mem_len": 128}, [(64, 128), (64, 256)]),
+    ("wiki103-ablation", "recurrence-half", HALF | {"position_encoding": "relative"}, [(64, 128), (64, 460)]),
+    ("wiki103-ablation", "no-recurrence", FULL | {"mem_len": 0, "streams": True}, [(128, 64), (260, 196)]),
+    ("wiki103-ablation", "no-recurrence-half", HALF | {"position_encoding": "relative"}, [(128, 64), (120, 56)]),
+    ("wiki103-ablation", "no-recurrence-shaw", FULL | SHAW, [(128, 64), (120, 56)]),
+    ("wiki103-ablation", "no-recurrence-shaw-half", HALF | SHAW, [(128, 64), (120, 56)]),
+    *(
+        (
+            "wiki103-ablation",
+            f"no-recurrence-{encoding}-half",
+            HALF | {"position_encoding": encoding},
+            [(128, 64), (120, 56)],
+        )  # fmt: skip
+        for encoding in ("absolute", "learned")
+    ),
+    ("wiki103-ablation", "same-memory", FULL | {"tokens_per_sample": 176}, [(176, 112), (400, 336)]),
+    ("wiki103-ablation", "same-memory-half", HALF | {"tokens_per_sample": 172}, [(172, 108), (120, 56)]),
+    ("lm1b-ablation", "relative", {"mem_len": 32, "max_update": 400_000, "shuffle_lines": True}, [(32, 128)]),
+    ("lm1b-ablation", "shaw", {"mem_len": 32, "position_encoding": "shaw"}, [(32, 128)]),
+    ("lm1b-ablation", "no-recurrence", {"mem_len": 0, "streams": True}, [(64, 32)]),
+]  # settings of training, and (tokens, memory or context) of each evaluation
 EVERY_RECIPE = pytest.mark.parametrize("recipe", AUTHORS)
 PREPARED = ("enwik8", "text8", "lm1b", "ptb")
 
@@ -126,15 +142,17 @@ def test_evaluation_has_the_authors_lengths(recipe: str) -> None:
 
 @pytest.mark.parametrize(("recipe", "system", "settings", "lengths"), ABLATIONS)
 def test_an_ablation_has_its_settings(
-    recipe: str, system: str, settings: dict[str, Any], lengths: tuple[int, int]
+    recipe: str, system: str, settings: dict[str, Any], lengths: list[tuple[int, int]]
 ) -> None:
-    training, evaluation = map(parsed, printed(run(recipe, DRY_RUN=1, SYSTEM=system)))
+    training, *evaluations = map(parsed, printed(run(recipe, DRY_RUN=1, SYSTEM=system)))
     assert training.arch == f"transformer_xl_{recipe.replace('-', '_')}"
     assert {name: getattr(training, name) for name in settings} == settings
-    assert evaluation.path == f"{training.save_dir}checkpoint_best.pt" == f"{recipe}-{system}/checkpoint_best.pt"
-    recurrent = training.mem_len > 0
-    assert (evaluation.tokens_per_sample, getattr(evaluation, "mem_len" if recurrent else "context_window")) == lengths
-    assert getattr(evaluation, "same_length", False) == recurrent
+    assert (training.mem_len > 0) == (system in ("relative", "shaw") or system.startswith("recurrence"))
+    context = "mem_len" if training.mem_len else "context_window"
+    assert [(each.tokens_per_sample, getattr(each, context)) for each in evaluations] == lengths
+    for each in evaluations:
+        assert each.path == f"{training.save_dir}checkpoint_best.pt" == f"{recipe}-{system}/checkpoint_best.pt"
+        assert getattr(each, "same_length", False) == (training.mem_len > 0)
 
 
 @pytest.mark.parametrize("recipe", ["wiki103-ablation", "lm1b-ablation"])
@@ -222,9 +240,11 @@ def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: Path, tmp_
 
 
 def test_an_ablation_runs_end_to_end_when_small(small_data: Path, tmp_path: Path) -> None:
-    result = run("lm1b-ablation", SMALL=1, SYSTEM="no-recurrence", DATA=small_data, SAVE_DIR=tmp_path)
-    assert re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: [\d.]+\n", "\n".join(printed(result)) + "\n")
-    assert (tmp_path / "lm1b-ablation-no-recurrence" / "checkpoint_best.pt").is_file()
+    system = "no-recurrence-learned-half"
+    result = run("wiki103-ablation", SMALL=1, SYSTEM=system, DATA=small_data, SAVE_DIR=tmp_path)
+    perplexities = re.findall(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+\n", "\n".join(printed(result)) + "\n")
+    assert len(perplexities) == 2
+    assert (tmp_path / f"wiki103-ablation-{system}" / "checkpoint_best.pt").is_file()
 
 
 def test_a_small_text8_has_its_27_letters(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_gradients_are_clipped_to_their_limit_and_it_is_told(share: float, clipp
     assert far.meters["train"].report(far.figures)["clip"] == 100.0
 
 
+def test_gradients_of_rows_count_in_the_norm_and_are_clipped_with_the_others() -> None:
+    trainer = a_trainer("--optimizer adam --ngram-notes 99 --clip-norm 0.1")
+    samples, name = batches(trainer, 2), "decoder.ngram_notes.table.weight"
+    gradients, _, _ = naive_gradients(trainer, samples)
+    assert norm({name: gradients[name]}) > 0.1 * norm(gradients)
+    table = dict(trainer.model.named_parameters())[name]
+    update(trainer, samples)
+    report = trainer.meters["train"].report(trainer.figures)
+    assert (report["clip"], report["gnorm"]) == (100.0, pytest.approx(norm(gradients), rel=1e-4))
+    clipped = gradients[name] * 0.1 / norm(gradients)
+    state = trainer.optimizer.optimizer.state[table]
+    torch.testing.assert_close(state["row_avg_sq"], clipped.square().mean(1), rtol=1e-3, atol=0)
+
+
 def test_gradients_of_several_processes_are_divided_by_the_tokens_of_all() -> None:
     """Reducers average over processes, so that the factor has their number."""
     assert gradient_factor(8, 1) == 1 / 8 and gradient_factor(0, 1) == 1.0
@@ -255,6 +269,23 @@ def test_a_checkpoint_has_the_mean_of_the_weights_and_training_goes_on_from_the_
     alone = a_trainer("--optimizer adam")
     alone.load_state_dict(trainer.state_dict(), "x.pt", CheckpointConfig(reset_optimizer=True))
     assert all(torch.equal(value, saved[name]) for name, value in weights(alone).items()), "the mean is the model"
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.7, 0.0])
+def test_the_mean_of_notes_is_that_after_all_updates_whichever_rows_they_change(decay: float) -> None:
+    ema = "" if decay == 1 else f"--ema-decay {decay}"
+    trainer = a_trainer(f"--optimizer adam --lr 0.1 --ngram-notes 99 --average-weights-from 2 {ema}")
+    reached = []
+    for sample in batches(trainer, 7):
+        update(trainer, [sample])
+        reached.append(weights(trainer)["decoder.ngram_notes.table.weight"].double())
+        if len(reached) == 4:  # asking for the mean does not change it
+            trainer.state_dict()
+    assert 0 < (reached[-2] != reached[-1]).any(1).sum() < 90, "some rows stay as they are"
+    shares = [decay**age for age in range(6)]
+    wanted = sum(share * table for share, table in zip(shares, reversed(reached), strict=False)) / sum(shares)
+    found = trainer.state_dict()["model"]["decoder.ngram_notes.table.weight"]
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_validation_is_of_the_mean_and_changes_nothing() -> None:

@@ -29,7 +29,8 @@ def names(folder):
         [
             runs.SHORTFORMER,
             runs.DROPOUT,
-            "--optimizer muon --lr-scheduler wsd --lr 0.01 --muon-lr 0.02 --bf16 --ngram-notes 99",
+            "--optimizer muon --lr-scheduler wsd --lr 0.01 --muon-lr 0.02 --bf16",
+            "--ngram-notes 999 --average-weights-from 3",
         ],
     ],
     ids=[

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq.config.command_settings import HarnessConfig
 from fairseq.errors import UserError
-from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
+from fairseq.evaluation.pairs import accuracies, accuracy_table, have_known_words, read_pairs
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness.library import harness_model, require_harness, task_data
+from fairseq.interop.harness.requests import EncoderRequests, Requests
 from fairseq.system.files import results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
@@ -29,6 +31,8 @@ def evaluate(checkpoint: str, cfg: HarnessConfig) -> dict[str, Any]:
     with results_folder(cfg.results_path):
         if cfg.pairs is not None:
             return _minimal_pairs(checkpoint, cfg.pairs, cfg)
+        if unused := next((name for name in ("known_words", "no_start") if getattr(cfg, name)), None):
+            raise UserError(f"`{unused}`: needs `pairs`; leave it out")
         return _tasks(checkpoint, cfg)
 
 
@@ -55,34 +59,48 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
 
 def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     """Print the table of minimal pairs, and write it
-    with ``--results-path``; return the numbers of each phenomenon."""
+    with ``--results-path``; return the metrics of each phenomenon."""
     if cfg.tasks is not None:
         raise UserError("`pairs`: excludes `tasks`; run one after the other")
     pairs = read_pairs(path, cfg.limit)
+    kept = None if cfg.known_words is None else have_known_words(pairs, cfg.known_words)
+    totals = _log_probabilities([text for pair in pairs for text in (pair.good, pair.bad)], checkpoint, cfg)
+    good, bad = totals[::2], totals[1::2]
+    whole, known = accuracies(pairs, good, bad), None
+    if kept is not None:
+        good, bad = list(itertools.compress(good, kept)), list(itertools.compress(bad, kept))
+        known = accuracies(list(itertools.compress(pairs, kept)), good, bad)
+    print(*accuracy_table(whole, known), sep="\n")
+    metrics = whole.metrics()
+    if cfg.results_path is not None:
+        results: dict[str, Any] = {"pairs": path, "no_start": cfg.no_start, **metrics}
+        if known is not None:
+            results["known_words"] = {"file": cfg.known_words, **known.metrics()}
+        write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()})
+    return metrics["phenomena"]
+
+
+def _log_probabilities(texts: Sequence[str], checkpoint: str, cfg: HarnessConfig) -> list[float]:
+    """Return the log-probabilities of *texts*, a good sentence and a bad one in turn: without the
+    end of the line, which says how long paragraphs are, as in published figures."""
     model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
-    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     if isinstance(model, LanguageModel):
         if cfg.within_words:
             raise UserError("`within_words`: the model is a decoder, which masks nothing; leave it out")
-        # Without the end of the line, as in published figures: it says how long paragraphs are.
-        scored = [(tokens[:-1], lprobs[:-1]) for tokens, lprobs in model.score(texts, cfg.batch_size)]
+        decoder = Requests(model, cfg.batch_size)
+        totals, reader = decoder.rolling(texts, starts=not cfg.no_start), decoder.reader
     else:
-        scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
-    # In double: rounding must not decide a pair whose sums are close.
-    totals = [float(lprobs.double().sum()) for _, lprobs in scored]
-    good, bad = totals[::2], totals[1::2]
+        if cfg.no_start:
+            raise UserError("`no_start`: the model is an encoder, which scores every token; leave it out")
+        encoder = EncoderRequests(model, cfg.batch_size, cfg.within_words)
+        totals, reader = encoder.rolling(texts), encoder.reader
     # The same tokens in two batches may differ by rounding: they are a tie.
-    equal = [number for number in range(len(pairs)) if scored[2 * number][0] == scored[2 * number + 1][0]]
+    equal = [number for number in range(0, len(texts), 2) if reader.ids(texts[number]) == reader.ids(texts[number + 1])]
     for number in equal:
-        bad[number] = good[number]
+        totals[number + 1] = totals[number]
     if equal:
         logger.warning("%d pairs have the same tokens in both sentences, which counts as wrong", len(equal))
-    results = accuracies(pairs, good, bad)
-    print(*accuracy_table(results), sep="\n")
-    metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in results.items()}
-    if cfg.results_path is not None:
-        write_json(Path(cfg.results_path) / "results.json", {"pairs": path, "phenomena": metrics, **about_run()})
-    return metrics
+    return totals
 
 
 def _evaluate(model: object, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:

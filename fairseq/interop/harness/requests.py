@@ -87,17 +87,23 @@ class Requests:
             results[row] = total + lprob, all_greedy and greedy
         return results
 
-    def rolling(self, texts: Iterable[str]) -> list[float]:
+    def rolling(self, texts: Iterable[str], starts: bool = True) -> list[float]:
         """Return the log-probability of each text,
-        read as ``fairseq-eval-lm`` reads a corpus of its own."""
+        read as ``fairseq-eval-lm`` reads a corpus of its own.
+
+        Unless it *starts*, no ``</s>`` stands before it, and its first token is context only.
+        """
         rows = [self.reader.ids(text) for text in texts]
         totals = [0.0] * len(rows)
-        # Texts of one segment are rows of batches; a longer one is a corpus.
-        short = [Piece(row, [self.eos, *ids], 1) for row, ids in enumerate(rows) if 0 < len(ids) <= self.segment]
-        for row, lprob, _ in self._by_length(short):
-            totals[row] = lprob
+        if starts:
+            # Texts of one segment are rows of batches; a longer one is a corpus.
+            pieces = [Piece(row, [self.eos, *ids], 1) for row, ids in enumerate(rows) if 0 < len(ids) <= self.segment]
+        else:
+            pieces = [piece for row, ids in enumerate(rows) for piece in self._pieces(row, ids, 1)]
+        for row, lprob, _ in self._by_length(pieces):
+            totals[row] += lprob
         for row, ids in enumerate(rows):
-            if len(ids) > self.segment:
+            if starts and len(ids) > self.segment:
                 corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
                 totals[row] = float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64))
         report_unknown(itertools.chain.from_iterable(rows), self.model.dictionary, ())

@@ -32,15 +32,12 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
     *source*.
 
     Raises:
-        UserError: it is a plug-in or an encoder, has notes of pairs, or its positions change as a
-            text grows.
+        UserError: it is a plug-in or an encoder, or its positions change as a text grows.
     """
     if type(model) not in NAMES:
         known = ", ".join(NAMES.values())
         raise UserError(f"{source}: {type(model).__name__} cannot be exported; known: {known}")
     decoder: Any = model.decoder
-    if decoder.ngram_notes is not None:
-        raise UserError(f"{source}: a model with `ngram_notes` cannot be exported yet")
     encoding = getattr(decoder.cfg, "position_encoding", None)
     # The exported model reads a text from a cache that only grows; other encodings number positions
     # from the end of the segment, so that every new token would change the positions of all former

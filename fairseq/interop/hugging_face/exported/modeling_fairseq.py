@@ -63,7 +63,7 @@ class SegmentCache(Cache):
     replaces them.
 
     Attributes:
-        entries: by name, [B, S, …]: keys, values, and the tokens of a window, for the next one.
+        entries: by name, [B, S, …]: keys, values, and tokens, for the next window and for notes.
         constants: what a decoder computes from its weights once.
         lengths, starts: entries of each row, and those before its segment: [B].
         before: the last inputs of a decoder's token shift.
@@ -207,13 +207,39 @@ class AdaptiveInput(nn.Module):
         return self.embeddings[band][1:] if len(self.embeddings[band]) > 1 else self.embeddings[0][1:]
 
 
+class NGramNotes(nn.Module):
+    """A vector for each pair of successive tokens: a row of a table that pairs share by a hash.
+
+    Row 0 is that of tokens without one before them in their segment, and of padding.
+    """
+
+    def __init__(self, rows: int, dim: int, config: FairseqConfig) -> None:
+        super().__init__()
+        self.vocabulary, self.padding_idx = config.vocab_size, config.padding_idx
+        self.table = nn.Embedding(1 + rows, dim, padding_idx=0)
+
+    def forward(self, tokens: Tensor, cache: SegmentCache | None) -> Tensor:
+        """The notes [B, T, C] of *tokens* [B, T], the last ones in *cache*."""
+        if cache is None:
+            before = F.pad(tokens[:, :-1], (1, 0), value=-1)
+        else:
+            before = cache.entries["tokens"].gather(1, (cache.slots - 1).clamp(min=0))
+            before = before.where(cache.slots > cache.starts[:, None], -1)
+        # 2^64 divided by the golden ratio, as a signed number (Knuth 1998, section 6.4).
+        spread = (before * self.vocabulary + tokens) * -7046029254386353131
+        rows = 1 + ((spread >> 32) & 0xFFFFFFFF) % (self.table.num_embeddings - 1)
+        missing = (before < 0) | (before == self.padding_idx) | (tokens == self.padding_idx)
+        return self.table(rows.masked_fill(missing, 0))
+
+
 class FairseqPreTrainedModel(PreTrainedModel):
     """A decoder, of the class *decoder_class* that a family's file names.
 
-    A decoder has ``embed_tokens``; ``forward(embedded, cache, states, attentions, eager)``, which
-    returns hidden states for the output layer, and adds the layers' inputs and these to *states*
-    and weights to *attentions*, if they are lists; ``log_probs(hidden)``; ``begin(cache)`` for a
-    new cache; and ``width``, the channels of its hidden states.
+    A decoder has ``embed_tokens`` and, if it is not None, ``ngram_notes``; ``forward(embedded,
+    tokens, cache, states, attentions, eager)``, which returns hidden states for the output layer,
+    and adds the layers' inputs and these to *states* and weights to *attentions*, if they are
+    lists; ``log_probs(hidden)``; ``begin(cache)`` for a new cache; and ``width``, the channels of
+    its hidden states.
     """
 
     config_class = FairseqConfig
@@ -258,6 +284,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
+        if input_ids is None and self.decoder.ngram_notes is not None:
+            raise ValueError("inputs_embeds: notes of pairs are found by tokens; give input_ids")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask {list(attention_mask.shape)}: give the padding alone, [B, T]")
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -276,9 +304,10 @@ class FairseqPreTrainedModel(PreTrainedModel):
         weights: list[Tensor] = []
         if cache is None:
             embedded = given if input_ids is None else self.decoder.embed_tokens(given)
+            tokens = None if input_ids is None else given
             lists = states if with_states else None, weights if with_weights else None
             eager = getattr(self.config, "_attn_implementation", None) == "eager"
-            hidden = self.decoder(embedded, None, *lists, eager)
+            hidden = self.decoder(embedded, tokens, None, *lists, eager)
             states = states or [hidden]
         else:
             counts = torch.full_like(given[:, 0], columns) if attention_mask is None else real.sum(1)
@@ -325,10 +354,9 @@ class FairseqPreTrainedModel(PreTrainedModel):
     def _read_piece(self, tokens: Tensor, taken: Tensor, cache: SegmentCache, with_states: bool) -> list[Tensor]:
         """The same for *tokens* [B, T], for the first *taken* [B] of which segments have room."""
         cache.begin(taken, tokens.size(1))
-        if not cache.memory:
-            cache.add("tokens", tokens)
+        cache.add("tokens", tokens)
         states: list[Tensor] = []
-        hidden = self.decoder(self.decoder.embed_tokens(tokens), cache, states if with_states else None)
+        hidden = self.decoder(self.decoder.embed_tokens(tokens), tokens, cache, states if with_states else None)
         cache.lengths = cache.lengths + taken
         return states or [hidden]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import AdaptiveInput, Matrix, SegmentCache
+from .modeling_fairseq import AdaptiveInput, Matrix, NGramNotes, SegmentCache
 from .modeling_fairseq import FairseqConfig as Config
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
@@ -276,6 +276,7 @@ class Decoder(nn.Module):
         self.sinusoidal = at_bottom and not cfg.decoder_learned_pos and not cfg.rotary_fraction
         rows = config.max_position_embeddings + self.first_position
         self.embed_positions = nn.Embedding(rows, dim) if at_bottom and cfg.decoder_learned_pos else None
+        self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, config) if cfg.ngram_notes else None
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = norm(cfg) if cfg.layernorm_embedding else None
         self.layers = nn.ModuleList(Layer(cfg, number) for number in range(config.num_hidden_layers))
@@ -292,12 +293,14 @@ class Decoder(nn.Module):
     def forward(
         self,
         embedded: Tensor,
+        tokens: Tensor | None = None,
         cache: SegmentCache | None = None,
         states: list[Tensor] | None = None,
         attentions: list[Tensor | None] | None = None,
         eager: bool = False,
     ) -> Tensor:
-        """Hidden states [B, T, C] of *embedded* [B, T, E], which go to *states*, too."""
+        """Hidden states [B, T, C] of *embedded* [B, T, E], which go to *states*, too; notes are
+        those of *tokens* [B, T]."""
         x = self.embed_scale * embedded
         x = x if self.project_in_dim is None else self.project_in_dim(x)
         span = self._span(x, cache, eager or attentions is not None)
@@ -305,6 +308,8 @@ class Decoder(nn.Module):
             x = x + self.embed_positions(span.queries + self.first_position)
         if self.sinusoidal:
             x = x + sinusoids(span.queries + self.first_position, x.size(2)).to(x.dtype)
+        if self.ngram_notes is not None and tokens is not None:
+            x = x + self.embed_scale * self.ngram_notes(tokens, cache)
         x = x if self.token_shift is None else self.token_shift(x, cache)
         x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
         x = F.dropout(x, self.cfg.dropout, self.training)
