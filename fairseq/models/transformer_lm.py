@@ -226,6 +226,7 @@ class TransformerLanguageModel(DecoderModel):
         "no_scale_embedding",
         "no_token_positional_embeddings",
         "share_decoder_input_output_embed",
+        "tie_adaptive_proj",
         "position_infused_attention",
         "qk_norm",
         "decoder_norm",

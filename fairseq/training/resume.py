@@ -186,12 +186,12 @@ def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -
 
 
 def at_version(settings: TrainingSettings, stored: Mapping[str, object]) -> TrainingSettings:
-    """*settings* with ``--arch transformer_lm`` as the fairseq that *stored* a checkpoint's
-    settings meant it."""
-    values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
+    """*settings* with the architecture as the version meant it that *stored* a checkpoint's
+    settings."""
+    values = resumed(settings.chosen.arch, settings.model, stored)
     if values:
         text = ", ".join(f"{name}={value}" for name, value in values.items())
-        logger.info("`arch` transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
+        logger.info("`arch` %s as in the checkpoint, of a former version: %s", settings.chosen.arch, text)
     return settings.changed(**values)
 
 

@@ -74,7 +74,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ("--adaptive-input-cutoff 100,600", "--tie-adaptive-weights: --adaptive-input-cutoff and"),
         ("--adaptive-input-factor 2", "--tie-adaptive-weights: --adaptive-input-factor and"),
         ("--decoder-input-dim 16", "--tie-adaptive-weights: --decoder-input-dim and"),
-        ("--decoder-embed-dim 8", "--adaptive-softmax-factor 4.0: band 2"),
+        ("--decoder-embed-dim 8 --adaptive-softmax-factor 4", "--adaptive-softmax-factor 4.0: band 2"),
         ("--decoder-attention-heads 5", "--decoder-attention-heads 5: must divide --decoder-embed-dim 32"),
         ("--share-decoder-input-output-embed", "--share-decoder-input-output-embed: with --adaptive-input use"),
         ("--character-embeddings", "--character-embeddings: not supported"),

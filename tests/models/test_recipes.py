@@ -312,7 +312,7 @@ def test_flags_and_files_win_over_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["transformer_lm_tiny", "shortformer_tiny", "transformer_xl_tiny", "lstm_lm_tiny"])
 def test_nothing_diverges_with_nothing_but_data_and_an_architecture(arch: str, tmp_path: Path) -> None:
     flags = f"{SPLITS} --arch {arch} --batch-size 4 --tokens-per-sample 32 --log-format json --log-interval 1 --no-save"
-    log = runs.updates(runs.train(tmp_path, flags, "--max-update 20 --disable-validation"))
+    log = runs.updates(runs.train(tmp_path, flags, "--max-update 40 --disable-validation"))
     assert all(math.isfinite(line["gnorm"]) for line in log)
     assert log[-1]["loss"] < log[0]["loss"]
 

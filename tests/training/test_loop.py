@@ -238,9 +238,12 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
     named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
     assert resume.at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
     (message,) = logged(caplog)
-    assert message == (
-        "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
-    )
+    assert message == ("--arch transformer_lm as in the checkpoint, of a former version: decoder_normalize_before=True")
+    bands = {"adaptive_input_factor": 4.0, "adaptive_softmax_factor": 4.0}
+    for flags, factor in (("", 4.0), ("--adaptive-input-factor 2 --adaptive-softmax-factor 2", 2.0)):
+        small = training_settings(runs.arguments(QUICK, "--arch shortformer_tiny", flags))
+        assert resume.at_version(small, {}).model == small.model
+        assert resume.at_version(small, bands).model.adaptive_input_factor == factor
     both = training_settings(runs.arguments(QUICK, "--arch transformer_lm"))
     resume.at_version(both, {**former, **widths})
     assert logged(caplog)[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"

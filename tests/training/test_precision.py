@@ -59,7 +59,7 @@ EPOCHS = [runs.BASELINE, runs.NO_DROPOUT, "--fp16 --max-tokens 256"]  # of 11 ba
 
 def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, overflowing, caplog):
     overflowing(lambda number: number == 11)
-    with caplog.at_level("WARNING"):
+    with caplog.at_level("INFO"):
         log = runs.train(tmp_path, EPOCHS, "--max-epoch 2")
     done = runs.updates(log)
     assert [line["num_updates"] for line in done] == list(range(1, 22))

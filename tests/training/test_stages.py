@@ -28,9 +28,11 @@ def staged(tmp_path_factory):
 
 
 def test_stages_in_one_run_equal_one_command_a_stage(tmp_path, staged):
-    runs.train(tmp_path / "1", *STAGED, "--max-update 12 --tokens-per-sample 16 --tokens-from-prev 16")
+    often = "--save-interval-updates 5"
+    runs.train(tmp_path / "1", *STAGED, often, "--max-update 12 --tokens-per-sample 16 --tokens-from-prev 16")
     first = ["--restore-file", str(tmp_path / "1" / "checkpoint_last.pt")]
-    log = runs.train(tmp_path / "2", *STAGED, "--max-update 24 --tokens-per-sample 32 --tokens-from-prev 32", first)
+    second = "--max-update 24 --tokens-per-sample 32 --tokens-from-prev 32"
+    log = runs.train(tmp_path / "2", *STAGED, often, second, first)
     one, two = runs.content(staged[0] / "checkpoint_last.pt"), runs.content(tmp_path / "2" / "checkpoint_last.pt")
     assert one["extra_state"].pop("stage") == {"number": 2, "tokens_per_sample": 32, "max_update": 24}
     assert runs.difference(one, two) is None
