@@ -90,8 +90,13 @@ def measure_apart(module: str, cases: Sequence[Any], folder: Path, flags: Sequen
         command = [sys.executable, "-m", module, "--folder", str(folder), "--case", json.dumps(asdict(case)), *flags]
         process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results.append({"case": asdict(case), **json.loads(process.stdout.splitlines()[-1])})
-        print(f"{case.name:32} {results[-1]['median']:10,.0f} tokens/s", flush=True)
+        print(f"{case.name:32} {digits(results[-1]['median']):>10} tokens/s", flush=True)
     return results
+
+
+def digits(number: float) -> str:
+    """*number* with two digits at least."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def ceiling(device: torch.device) -> dict[str, float]:

@@ -30,7 +30,7 @@ def _lower(tensors: list[Tensor]) -> torch.dtype:
 
 
 def _widest(tensors: list[Tensor]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    return functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors], _lower(tensors))
 
 
 _CASTS: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}

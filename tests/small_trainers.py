@@ -43,7 +43,7 @@ def naive_gradients(trainer: TrainingState, samples: list[Any]) -> tuple[dict[st
         loss, size, _ = trainer.criterion(trainer.model, sample)
         total, tokens = total + loss, tokens + size
     named = dict(trainer.model.named_parameters())
-    found = torch.autograd.grad(total / tokens, list(named.values()))
+    found = [gradient.to_dense() for gradient in torch.autograd.grad(total / tokens, list(named.values()))]
     return dict(zip(named, found, strict=True)), float(total.detach()), tokens
 
 

@@ -41,6 +41,10 @@ OF_SPARSE = (
     "_nnz",
     "sparse_dim",
     "dense_dim",
+    "add_.Tensor",
+    "add.out",
+    "_coalesce",
+    "_coalesced_",
 )
 CPU, PRIVATE = 1, 12  # DLPack's numbers of devices
 # The CPU's kernels of these read no memory.

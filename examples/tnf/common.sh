@@ -26,10 +26,12 @@ fi
 
 # pretrain MODEL CRITERION FLAGS…: trains MODEL, bert or electra, or tnf_ before them, in batches of 256 rows of 512 tokens.
 pretrain() {
-  local updates warmup interval task=masked_lm
+  local updates warmup interval keep task=masked_lm
   updates=$(whole UPDATES "$(full_or_small 1000000 6)")
   warmup=$((updates < 100000 ? updates / 10 : 10000)) interval=$(full_or_small 10000 3)
+  keep=$(whole KEEP_EVERY "$(full_or_small 100000 3)")
   [[ $1 != tnf_* ]] || task=tnf_masked_lm
+  ((keep % interval == 0)) || fail "KEEP_EVERY=$keep: must be a multiple of $interval, the updates between checkpoints"
   ((rows % (update_freq * gpus) == 0)) ||
     fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"
   run python train.py --task "$task" "$data" --save-dir "$save_dir${1//_/-}-$size/" --arch "$1_$size" \
@@ -39,8 +41,8 @@ pretrain() {
     --sample-break-mode complete --tokens-per-sample "$length" --mask-prob 0.15 \
     --batch-size $((rows / update_freq / gpus)) --update-freq "$update_freq" --distributed-world-size "$gpus" \
     --validate-interval-updates "$interval" --save-interval-updates "$interval" --keep-interval-updates 5 \
-    --no-epoch-checkpoints ${precision[@]+"${precision[@]}"} "${@:3}" ${small_model[@]+"${small_model[@]}"} \
-    ${extra[@]+"${extra[@]}"}
+    --keep-interval-updates-pattern "$keep" --no-epoch-checkpoints ${precision[@]+"${precision[@]}"} \
+    "${@:3}" ${small_model[@]+"${small_model[@]}"} ${extra[@]+"${extra[@]}"}
 }
 
 notes=(

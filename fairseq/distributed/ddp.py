@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from fairseq.distributed.world import World
 from fairseq.modules import devices
-
-
-def is_sparse(module: nn.Module) -> bool:
-    """Whether *module* is a table whose gradients are sparse."""
-    return isinstance(module, nn.Embedding) and module.sparse
+from fairseq.modules.ngram_notes import is_sparse
 
 
 class DataParallel:

@@ -26,11 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq.config.settings import DistributedConfig
-from fairseq.distributed.ddp import DataParallel, is_sparse
+from fairseq.distributed.ddp import DataParallel
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
 from fairseq.modules import devices
+from fairseq.modules.ngram_notes import is_sparse
 
 BACKEND = "fully_sharded"
 

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 _MULTIPLIER = -7046029254386353131
 
 
+def is_sparse(module: nn.Module) -> bool:
+    """Whether *module* is a table whose gradients are sparse."""
+    return isinstance(module, nn.Embedding) and module.sparse
+
+
 class NGramNotes(nn.Module):
     """A note for each pair of successive tokens, a row of a table that pairs share by a hash.
 

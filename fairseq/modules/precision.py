@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fairseq.modules.ngram_notes import is_sparse
+
 logger = logging.getLogger(__name__)
 
 
@@ -52,11 +54,14 @@ class Precision:
         return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
 
     def move(self, model: nn.Module, device: torch.device | None) -> None:
-        """Move *model* to *device*, unless that is None, and cast its parameters."""
+        """Move *model* to *device*, unless that is None, and cast its parameters, but for tables
+        whose gradients are sparse: CPUs add up none of half precision."""
         if device is not None:
             model.to(device)
         if self.half_parameters:
             model.half()
+            for table in filter(is_sparse, model.modules()):
+                table.float()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the autocast context of a forward pass."""

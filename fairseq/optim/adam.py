@@ -98,7 +98,7 @@ class Adam(CountingOptimizer):
             # float32 counts updates exactly up to 16 million.
             zeros = torch.zeros(len(param), dtype=torch.float32, device=param.device)
             state.update({ROW_STEPS: zeros, "row_avg_sq": zeros.clone()})
-        rows, values = gradient.indices()[0], gradient.values().float()
+        rows, values = gradient.indices()[0], gradient.values()
         scale = 1.0 if factor is None else factor
         square = (torch.linalg.vector_norm(values, dim=1) * scale).square() / values.size(1)
         steps = state[ROW_STEPS][rows] + 1
@@ -106,10 +106,7 @@ class Adam(CountingOptimizer):
         mean = torch.lerp(state["row_avg_sq"][rows], square, share)
         state[ROW_STEPS][rows], state["row_avg_sq"][rows] = steps, mean
         change = values * (group["lr"] * scale / (mean.sqrt() + group["eps"]))[:, None]
-        if is_half(param):
-            param[rows] = (param[rows].float() - change).to(param.dtype)
-        else:
-            param.index_add_(0, rows, change, alpha=-1)  # each row once
+        param.index_add_(0, rows, change, alpha=-1)  # each row once
 
 
 class FairseqAdam(FairseqOptimizer):
@@ -123,7 +120,7 @@ class FairseqAdam(FairseqOptimizer):
 
     config_class = AdamConfig
     optimizer_class = Adam
-    updates_parts = updates_rows = True
+    updates_parts = True
     group_settings = {
         "betas": "adam_betas",
         "eps": "adam_eps",
@@ -137,7 +134,7 @@ class FairseqAdam(FairseqOptimizer):
         self._keeps_step_in_group = fused is not None
         if fused is not None:
             logger.info("`optimizer` adam: using NVIDIA apex's FusedAdam; `no_apex` turns it off")
-            self.optimizer_class, self.updates_rows = fused, False
+            self.optimizer_class = fused
             # apex always adds ε after bias correction.
             self.group_settings = {key: name for key, name in self.group_settings.items() if key != "torch_eps"}
         super().__init__(args, params)

@@ -41,9 +41,6 @@ class FairseqOptimizer(Part):
     """True if a part of a parameter is updated as it would be within the whole
     (``--ddp-backend fully_sharded``)."""
 
-    updates_rows = False
-    """True if sparse gradients update single rows of a table."""
-
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
@@ -68,6 +65,12 @@ class FairseqOptimizer(Part):
     def optimizer(self) -> torch.optim.Optimizer:
         """The torch optimizer inside."""
         return self._optimizer
+
+    @property
+    def updates_rows(self) -> bool:
+        """True if sparse gradients update single rows of a table."""
+        none = ElementwiseOptimizer.update_rows
+        return getattr(type(self.optimizer), "update_rows", none) is not none
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

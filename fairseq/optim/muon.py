@@ -40,7 +40,6 @@ class FairseqMuon(FairseqOptimizer):
     """
 
     config_class = MuonConfig
-    updates_rows = True
     group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
 
     @classmethod

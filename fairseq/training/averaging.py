@@ -43,8 +43,8 @@ class WeightAverage:
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Add to the mean of the rows that the next update changes what they are until then; their
-        gradients tell which."""
+        """Add the weights of the rows that the next update changes, which their gradients tell, to
+        the mean: for all updates since they changed last."""
         if not self.count:
             return
         for index, p in enumerate(self.parameters):
@@ -86,7 +86,7 @@ class WeightAverage:
         kept = counts / self.count
         if self.decay < 1:
             kept = self.decay ** (self.count - counts) * (1 - self.decay**counts) / (1 - self.decay**self.count)
-        return torch.lerp(weights.to(mean.dtype), mean, kept.to(mean.dtype)[:, None])
+        return weights.to(mean.dtype, copy=True).lerp_(mean, kept.to(mean.dtype)[:, None])
 
     def _dtype(self, parameter: Tensor) -> torch.dtype:
         return torch.float64 if self.decay == 1 and parameter.device.type != "mps" else torch.float32

@@ -11,11 +11,11 @@ from __future__ import annotations
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import DistributedConfig, TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
-from fairseq.distributed.ddp import is_sparse
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
+from fairseq.modules.ngram_notes import is_sparse
 from fairseq.modules.precision import Precision
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer
 from fairseq.optim.groups import hidden_matrices, parameter_groups
@@ -90,7 +90,8 @@ def optimizer_of(
     check_optimizer(optimizer, settings.distributed, world)
     if any(map(is_sparse, model.modules())) and not optimizer.updates_rows:
         raise UserError(
-            f"`ngram_notes`: {type(optimizer).__name__} updates no single rows; use `optimizer` adam or muon"
+            f"`ngram_notes`: {type(optimizer.optimizer).__name__} updates no single rows; "
+            "use `optimizer` adam, with `no_apex`, or muon"
         )
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:
         raise UserError(

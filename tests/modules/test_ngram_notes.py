@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import runs
 import torch
 from mistakes import user_error
 
 from fairseq.modules.ngram_notes import NGramNotes
-from fairseq.optim.adam import Adam
+from fairseq.optim.adam import Adam, FairseqAdam
 
 WORDS, PADDING = 30, 1
 MULTIPLIER = round(2**64 / ((1 + math.sqrt(5)) / 2) / 2**12) * 2**12  # the golden ratio's, to float64's digits
@@ -98,7 +99,11 @@ def test_rows_are_updated_by_what_an_update_touches():
     assert not table[0].any()
 
 
-def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_path):
-    with user_error("--ngram-notes: FairseqNAG updates no single rows; use --optimizer adam or muon"):
-        runs.train(tmp_path / "run", runs.BASELINE, runs.NAG, "--ngram-notes 20")
+@pytest.mark.parametrize(("flags", "name"), [(runs.NAG, "NAG"), ("--optimizer adam", "AdamW")])
+def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_path, monkeypatch, flags, name):
+    # As a plug-in may have it, or apex.
+    monkeypatch.setattr(FairseqAdam, "optimizer_class", torch.optim.AdamW)
+    monkeypatch.setattr(FairseqAdam, "group_settings", {"weight_decay": "weight_decay"})
+    with user_error(f"--ngram-notes: {name} updates no single rows; use --optimizer adam, with --no-apex, or muon"):
+        runs.train(tmp_path / "run", runs.BASELINE, flags, "--ngram-notes 20")
     assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ VARIABLES = (
     "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
     "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
     "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
-    "MODEL", "FORMS", "NOTE_FORM", "TYPES", "UNTIL",
+    "MODEL", "FORMS", "NOTE_FORM", "TYPES", "UNTIL", "KEEP_EVERY", "EVERY", "MODELS",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def test_models_with_and_without_notes_have_the_same_settings(backbone: str) -> 
     assert different <= {"arch", "task", "save_dir"}
     assert plain.batch_size * plain.update_freq[0] * plain.distributed_world_size == 256
     assert plain.bf16 and plain.total_num_update == plain.max_update == 1_000_000
+    assert plain.keep_interval_updates_pattern == 100_000
 
 
 def test_a_corpus_is_read_in_one_command() -> None:
@@ -102,6 +104,8 @@ def test_wrong_variables_are_one_line() -> None:
         ("prepare-corpus.sh", {}, "TRAIN, VALID: name"),
         ("pretrain-bert.sh", {"SIZE": "huge"}, "SIZE=huge: choose"),
         ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
+        ("pretrain-bert.sh", {"KEEP_EVERY": "15000"}, "KEEP_EVERY=15000: must be a multiple of 10000"),
+        ("glue-over-updates.sh", {"MODELS": "nothing"}, "MODELS, EVERY: no nothing/checkpoint_*_100000.pt"),
         ("compare-notes.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
         ("documentation.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
         ("compare-notes.sh", {"UPDATES": "2000"}, "UPDATES=2000: must be more than 2500"),
@@ -119,11 +123,55 @@ def test_the_small_recipe_runs_from_text_to_results(tmp_path: Path) -> None:
     assert len(report["runs"]) == 1 and 0 <= report["score"] <= 100
 
 
-def test_the_small_recipes_pretrain_models_with_and_without_notes(tmp_path: Path) -> None:
+def test_the_small_recipes_go_from_pretraining_to_glue_over_updates(tmp_path: Path) -> None:
     for script in ("pretrain-bert.sh", "pretrain-tnf-electra.sh"):
         result = run(script, SMALL=1, SAVE_DIR=tmp_path, PRECISION="fp32", EXTRA="--log-format none")
         assert result.returncode == 0, result.stderr
         assert (tmp_path / script.removeprefix("pretrain-").replace(".sh", "-tiny") / "checkpoint_best.pt").is_file()
+    variables = {"SMALL": 1, "DATA_BIN": tmp_path / "data-bin" / "tnf-small", "SEEDS": 1, "EXTRA": "--log-format none"}
+    variables |= {"MODELS": tmp_path / "tnf-electra-tiny", "OUT": tmp_path / "glue"}
+    result = run("glue-over-updates.sh", **variables)
+    assert result.returncode == 0, result.stderr
+    runs_done = {path: path.stat().st_mtime_ns for path in (tmp_path / "glue").rglob("result.json")}
+    assert len(runs_done) == 2
+    assert run("glue-over-updates.sh", **variables).stdout.splitlines()[-2:] == result.stdout.splitlines()[-2:]
+    assert all(path.stat().st_mtime_ns == time for path, time in runs_done.items()), "complete runs are not repeated"
+    report = json.loads((tmp_path / "glue" / "results.json").read_text())
+    rows = report["models"]["tnf-electra-tiny"]
+    assert [row["updates"] for row in rows] == [3, 6] and report["tasks"] == ["MR"]
+    for row in rows:
+        folder = tmp_path / "glue" / "tnf-electra-tiny" / str(row["updates"])
+        glue = json.loads((folder / "MR" / "results.json").read_text())
+        assert row["scores"] == {"MR": glue["score"]} and row["average"] == glue["score"]
+        assert glue["checkpoint"].endswith(f"_{row['updates']}.pt")
+        assert f"| tnf-electra-tiny | {row['updates']} | {glue['score']:.1f} | {glue['score']:.1f} |" in result.stdout
+
+
+def test_scores_of_glue_over_updates_are_averaged_and_compared(tmp_path: Path) -> None:
+    scores = {
+        "bert": {100_000: {"RTE": 50.0, "CoLA": 30.0}, 200_000: {"RTE": 60.0, "CoLA": 50.0}},
+        "tnf-bert": {100_000: {"RTE": 70.0, "CoLA": 40.0}, 200_000: {"RTE": 70.0}},
+    }
+    for model, checkpoints in scores.items():
+        for updates, tasks in checkpoints.items():
+            for task, score in tasks.items():
+                folder = tmp_path / model / str(updates) / task
+                folder.mkdir(parents=True)
+                (folder / "results.json").write_text(json.dumps({"score": score}))
+    command = [sys.executable, RECIPES / "glue_table.py", tmp_path / "bert", tmp_path / "tnf-bert"]
+    result = subprocess.run([*command, "--output", tmp_path / "all.json"], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == [
+        "| model | updates | CoLA | RTE | average |",
+        "|---|---:|---:|---:|---:|",
+        "| bert | 100,000 | 30.0 | 50.0 | 40.0 |",
+        "| bert | 200,000 | 50.0 | 60.0 | 55.0 |",
+        "| tnf-bert | 100,000 | 40.0 | 70.0 | 55.0 |",
+        "| tnf-bert | 200,000 | – | 70.0 | – |",
+        "",
+        "tnf-bert reaches 55.0, the average of bert after 200,000 updates: after 100,000",
+    ]
+    averages = [row["average"] for row in json.loads((tmp_path / "all.json").read_text())["models"]["tnf-bert"]]
+    assert averages == [55.0, None]
 
 
 @pytest.mark.parametrize("model, criterion", [("bert", "masked_lm"), ("electra", "electra")])

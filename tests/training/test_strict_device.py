@@ -47,7 +47,7 @@ PLAIN = f"{COMMON} --criterion cross_entropy"
 DECODERS = {
     "baseline": f"--arch transformer_lm_tiny {ADAPTIVE}",
     "shortformer": f"--arch shortformer_tiny {ADAPTIVE} --tokens-from-prev 8",
-    "fast": f"--arch transformer_lm_fast_tiny {ADAPTIVE}",
+    "fast, with notes": f"--arch transformer_lm_fast_tiny {ADAPTIVE} --ngram-notes 99",
     "gpt2": f"--arch gpt2_tiny {PLAIN}",
     "llama": f"--arch llama_tiny {PLAIN} --tokens-from-prev 8",
     "pythia": f"--arch pythia_tiny {PLAIN}",
@@ -55,7 +55,7 @@ DECODERS = {
     "transformer-xl bands": f"{exports.MODELS['transformer-xl bands']} {PLAIN} --same-length --clamp-len 5",
     "lstm": f"--arch lstm_lm_tiny {PLAIN}",
 }
-OF_A_STATE = ("baseline", "shortformer", "transformer-xl", "lstm")  # the others have one of these
+OF_A_STATE = ("baseline", "fast, with notes", "shortformer", "transformer-xl", "lstm")  # the others have one of these
 REMEMBERING = ("shortformer", "llama", "transformer-xl", "transformer-xl bands")
 SCORINGS = ("", "--context-window 4", "--context-window 7")
 SCORINGS_WITH_MEMORY = ("", "--sliding-inf 1")
@@ -196,7 +196,8 @@ def test_notes_of_a_causal_model(with_notes: Path, tmp_path: Path) -> None:
     [
         ("--fp16", "shortformer"),
         ("--fp16", "transformer-xl"),
-        ("--memory-efficient-fp16", "baseline"),
+        ("--fp16", "fast, with notes"),
+        ("--memory-efficient-fp16", "fast, with notes"),
         ("--bf16", "llama"),
         pytest.param(
             *("--bf16", "lstm"),

@@ -65,6 +65,20 @@ def test_gradients_are_clipped_to_their_limit_and_it_is_told(share: float, clipp
     assert far.meters["train"].report(far.figures)["clip"] == 100.0
 
 
+def test_gradients_of_rows_count_in_the_norm_and_are_clipped_with_the_others() -> None:
+    trainer = a_trainer("--optimizer adam --ngram-notes 99 --clip-norm 0.1")
+    samples, name = batches(trainer, 2), "decoder.ngram_notes.table.weight"
+    gradients, _, _ = naive_gradients(trainer, samples)
+    assert norm({name: gradients[name]}) > 0.1 * norm(gradients)
+    table = dict(trainer.model.named_parameters())[name]
+    update(trainer, samples)
+    report = trainer.meters["train"].report(trainer.figures)
+    assert (report["clip"], report["gnorm"]) == (100.0, pytest.approx(norm(gradients), rel=1e-4))
+    clipped = gradients[name] * 0.1 / norm(gradients)
+    state = trainer.optimizer.optimizer.state[table]
+    torch.testing.assert_close(state["row_avg_sq"], clipped.square().mean(1), rtol=1e-3, atol=0)
+
+
 def test_gradients_of_several_processes_are_divided_by_the_tokens_of_all() -> None:
     """Reducers average over processes, so that the factor has their number."""
     assert gradient_factor(8, 1) == 1 / 8 and gradient_factor(0, 1) == 1.0
