@@ -117,8 +117,14 @@ class TextReader:
     def ids(self, text: str) -> list[int]:
         """Return the ids of *text*, with what stands between
         its lines, and without ``</s>`` at the end."""
-        lines = [text] if self.keeps_lines else LINE_END.split(text)
-        return self._joined(self.symbols(lines))
+        return self.rows([text])[0]
+
+    def rows(self, texts: Iterable[str]) -> list[list[int]]:
+        """Return the ids of each of *texts*, as :meth:`ids` does."""
+        lines = [[text] if self.keeps_lines else LINE_END.split(text) for text in texts]
+        # All at once: a call of a library costs more than a line.
+        symbols = iter(self.symbols(list(itertools.chain(*lines))))
+        return [self._joined(list(itertools.islice(symbols, len(of_text)))) for of_text in lines]
 
     def ids_around(self, text: str, mask: str) -> tuple[list[int], int]:
         """Return the ids of *text*, which has the symbol *mask* once, and the index of its id."""

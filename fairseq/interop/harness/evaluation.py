@@ -95,7 +95,8 @@ def _log_probabilities(texts: Sequence[str], checkpoint: str, cfg: HarnessConfig
         encoder = EncoderRequests(model, cfg.batch_size, cfg.within_words)
         totals, reader = encoder.rolling(texts), encoder.reader
     # The same tokens in two batches may differ by rounding: they are a tie.
-    equal = [number for number in range(0, len(texts), 2) if reader.ids(texts[number]) == reader.ids(texts[number + 1])]
+    rows = reader.rows(texts)
+    equal = [number for number in range(0, len(rows), 2) if rows[number] == rows[number + 1]]
     for number in equal:
         totals[number + 1] = totals[number]
     if equal:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
@@ -57,6 +58,7 @@ class Requests:
     def __init__(self, model: LanguageModel, batch_size: int = 8, max_tokens: int = 256) -> None:
         if model.model.output_layer is None:
             raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
+        self.output_layer = model.model.output_layer
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
         self.pad = model.dictionary.pad()
@@ -82,9 +84,10 @@ class Requests:
             read += tokens
         report_unknown(read, self.model.dictionary, ())
         results = [(0.0, True)] * len(pairs)
-        for row, lprob, greedy in self._by_length(pieces):
-            total, all_greedy = results[row]
-            results[row] = total + lprob, all_greedy and greedy
+        for batch in self._batches(pieces):
+            for piece, lprob, greedy in zip(batch, *self._scored(batch), strict=True):
+                total, all_greedy = results[piece.row]
+                results[piece.row] = total + lprob, all_greedy and greedy
         return results
 
     def rolling(self, texts: Iterable[str], starts: bool = True) -> list[float]:
@@ -93,15 +96,16 @@ class Requests:
 
         Unless it *starts*, no ``</s>`` stands before it, and its first token is context only.
         """
-        rows = [self.reader.ids(text) for text in texts]
+        rows = self.reader.rows(texts)
         totals = [0.0] * len(rows)
         if starts:
             # Texts of one segment are rows of batches; a longer one is a corpus.
             pieces = [Piece(row, [self.eos, *ids], 1) for row, ids in enumerate(rows) if 0 < len(ids) <= self.segment]
         else:
             pieces = [piece for row, ids in enumerate(rows) for piece in self._pieces(row, ids, 1)]
-        for row, lprob, _ in self._by_length(pieces):
-            totals[row] += lprob
+        for batch in self._batches(pieces):
+            for piece, lprob in zip(batch, self._totals(batch), strict=True):
+                totals[piece.row] += lprob
         for row, ids in enumerate(rows):
             if starts and len(ids) > self.segment:
                 corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
@@ -167,19 +171,37 @@ class Requests:
             end = start + 1
         return pieces
 
-    def _by_length(self, pieces: list[Piece]) -> Iterator[tuple[int, float, bool]]:
-        """Row, log-probability and greediness of each of *pieces*, in batches of little padding."""
+    def _batches(self, pieces: list[Piece]) -> Iterator[Sequence[Piece]]:
+        """Batches of *pieces* with little padding."""
         # The longest first, so that memory that does not suffice shows at once.
         pieces.sort(key=lambda piece: -len(piece.tokens))
         for start in range(0, len(pieces), self.batch_size):
-            batch = pieces[start : start + self.batch_size]
-            for piece, (lprob, greedy) in zip(batch, self._scored(batch), strict=True):
-                yield piece.row, lprob, greedy
+            yield pieces[start : start + self.batch_size]
 
     @torch.inference_mode()
-    def _scored(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
+    def _totals(self, pieces: Sequence[Piece]) -> list[float]:
+        """The summed log-probability of each piece."""
+        # fp64: answers are compared by these sums, and thousands of fp32 terms would lose digits.
+        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        for rows, hidden, targets in self._predictions(pieces):
+            sums.index_add_(0, rows, self.output_layer.target_log_probs(hidden, targets).double())
+        return sums.tolist()
+
+    @torch.inference_mode()
+    def _scored(self, pieces: Sequence[Piece]) -> tuple[list[float], list[bool]]:
         """The summed log-probability of each piece,
         and whether each of its tokens is the most probable."""
+        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        misses = torch.zeros_like(sums)
+        for rows, hidden, targets in self._predictions(pieces):
+            lprobs = self.output_layer.log_probs(hidden)  # (N, V)
+            sums.index_add_(0, rows, lprobs.gather(1, targets[:, None])[:, 0].double())
+            misses.index_add_(0, rows, (lprobs.argmax(1) != targets).double())
+        return sums.tolist(), [not miss for miss in misses.tolist()]
+
+    def _predictions(self, pieces: Sequence[Piece]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The rows [N], the hidden states [N, C] and the targets [N] of the scored tokens of
+        *pieces*, in parts: all logits of a batch at once may not fit into memory."""
         model: Any = self.model.model
         longest = max(len(piece.tokens) for piece in pieces)
         # Padding on the right, which `mask` leaves out of the sums; a row's last token is only a
@@ -192,9 +214,7 @@ class Requests:
         firsts = torch.tensor([piece.first for piece in pieces], device=self.device)[:, None]
         ends = torch.tensor([len(piece.tokens) for piece in pieces], device=self.device)[:, None]
         mask = (positions >= firsts) & (positions < ends)  # (B, T)
-        # fp64: answers are compared by these sums, and thousands of fp32 terms would lose digits.
-        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
-        misses, memory = torch.zeros_like(sums), None
+        memory = None
         for start in range(0, longest - 1, self.segment):
             part = slice(start, min(start + self.segment, longest - 1))
             segment = source[:, part]
@@ -206,13 +226,8 @@ class Requests:
             memory = extra.get("memory")
             chosen = mask[:, part].nonzero()  # (N, 2)
             targets = target[:, part][mask[:, part]]
-            # In parts: all logits of a batch at once, [N, V], may not fit into memory.
             for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
-                lprobs = model.output_layer.log_probs(hidden[tuple(chosen[some].t())])  # (n, V)
-                values = lprobs.gather(1, targets[some, None])[:, 0]
-                sums.index_add_(0, chosen[some, 0], values.double())
-                misses.index_add_(0, chosen[some, 0], (lprobs.argmax(1) != targets[some]).double())
-        return [(float(total), not miss) for total, miss in zip(sums.tolist(), misses.tolist(), strict=True)]
+                yield chosen[some, 0], hidden[tuple(chosen[some].t())], targets[some]
 
 
 class EncoderRequests:
