@@ -256,7 +256,7 @@ class _Evaluation:
     def _plugin(self, models: Sequence[BaseFairseqModel], task: FairseqTask) -> _Model:
         cfg, common = self.cfg, self.common
         refused = {"text": cfg.text, "sliding_inf": cfg.sliding_inf == 1, "int8": cfg.int8, "sample": cfg.sample}
-        refused["cache_pointer"] = cfg.cache_pointer
+        refused |= {"cache_pointer": cfg.cache_pointer > 0}
         refused |= {
             "num_shards": cfg.num_shards > 1,
             "compile": common.compile,
