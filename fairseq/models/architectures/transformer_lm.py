@@ -28,12 +28,13 @@ def resumed(arch: str, model: object, stored: Mapping[str, object]) -> dict[str,
     defaults stay.
     """
     if arch == "transformer_lm":
-        dim = getattr(model, "decoder_embed_dim", None)
-        widths = (dim, None)
+        widths = (getattr(model, "decoder_embed_dim", None), None)
         defaults = PLAIN
         former = {"decoder_normalize_before": (True,), "decoder_input_dim": widths, "decoder_output_dim": widths}
     elif arch in SMALL:
-        defaults, former = ONE_WIDTH, dict.fromkeys(ONE_WIDTH, (4.0,))
+        defaults = {**ONE_WIDTH, **(NOTES if arch == "transformer_lm_fast_demo" else {})}
+        former = {**dict.fromkeys(ONE_WIDTH, (4.0,)), "ngram_notes": (0,)}
+        stored = {"ngram_notes": 0, **stored} if stored else stored  # 2.0 had no such setting
     else:
         return {}
     # Only what is the architecture's default: a value of the user's own is never replaced.
@@ -173,6 +174,7 @@ FAST: Defaults = {  # benchmarks/results/README.md, "Time to a perplexity"
     "activation_fn": "relu_squared",
     "embed_init_std": 0.02,
 }
+NOTES: Defaults = {"ngram_notes": 64000}  # docs/results.md, "What do notes of pairs gain?"
 DEMO = _small(4, 256, [1000, 4000])  # for a corpus of a million words and a CPU
 TINY = _small(2, 64, [200, 600])  # for tests
 
@@ -219,7 +221,7 @@ TRANSFORMER_LM: dict[str, Defaults] = {
     "transformer_lm_demo": DEMO,
     "transformer_lm_tiny": TINY,
     "transformer_lm_fast_wiki103": {**WIKI103, **FAST},
-    "transformer_lm_fast_demo": {**DEMO, **FAST},
+    "transformer_lm_fast_demo": {**DEMO, **FAST, **NOTES},
     "transformer_lm_fast_tiny": {**TINY, **FAST},
     "shortformer": {**BASE, **SHORTFORMER},
     "shortformer_wiki103": {**WIKI103, **SHORTFORMER},
