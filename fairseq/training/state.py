@@ -515,7 +515,11 @@ class TrainingState:
             names = now.keys() & former.keys()
             if before is not None and "valid_tokens" in before:  # neither fairseq's nor of 1.0
                 former, names = before, now.keys() | before.keys()
-            changed = [name for name in sorted(names) if differ(now.get(name), former.get(name))]
+            # A plug-in may lack a setting that is off.
+            values = (
+                (name, *(None if v.get(name) == "none" else v.get(name) for v in (now, former))) for name in names
+            )
+            changed = sorted(name for name, here, there in values if differ(here, there))
             self.incomparable = ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(former.get(n))})" for n in changed)
         if self.incomparable:
             logger.info("best validation: starts anew, because it measures something else: %s", self.incomparable)
