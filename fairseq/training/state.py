@@ -515,17 +515,19 @@ class TrainingState:
             names = now.keys() & former.keys()
             if before is not None and "valid_tokens" in before:  # neither fairseq's nor of 1.0
                 former, names = before, now.keys() | before.keys()
-            # A plug-in may lack a setting that is off.
-            values = (
-                (name, *(None if v.get(name) == "none" else v.get(name) for v in (now, former))) for name in names
-            )
-            changed = sorted(name for name, here, there in values if differ(here, there))
+            changed = [name for name in sorted(names) if differ(_if_on(now, name), _if_on(former, name))]
             self.incomparable = ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(former.get(n))})" for n in changed)
         if self.incomparable:
             logger.info("best validation: starts anew, because it measures something else: %s", self.incomparable)
             return
         self.best, self.without_improvement = extra.get("best"), int(extra.get("without_improvement") or 0)
         self.metric = extra.get("val_loss")
+
+
+def _if_on(settings: Mapping[str, Any], name: str) -> object:
+    """A setting's value; None where it is off, or unknown as to a plug-in's task."""
+    value = settings.get(name)
+    return None if value == "none" else value
 
 
 def gather_random_states(world: World) -> list[dict[str, Tensor]]:
