@@ -110,6 +110,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         upgraded.setdefault("decoder_normalize_before", True)
         upgraded.setdefault("decoder_input_dim", None)
         upgraded.setdefault("decoder_output_dim", None)
+    if upgraded.get("arch") == "transformer_lm_fast_demo":
+        upgraded.setdefault("ngram_notes", 0)  # up to 2.0 there was no such setting
     if not upgraded.pop("store_ema", True):
         # 0.12 stores a decay although it averages nothing.
         upgraded.pop("ema_decay", None)

@@ -1,7 +1,7 @@
 """A pointer over a cache: what followed similar states earlier in the text is expected again.
 
 Source: Grave et al. 2016, "Improving neural language models with a continuous cache". Their weights
-are exp(θ h·h'); here states have length 1, which was better for every size of the cache
+are exp(θ h·h'); here states have length 1, which gained more with every size of the cache
 (docs/results.md).
 """
 
@@ -36,8 +36,10 @@ class Pointer:
     def mixed(self, lprobs: Tensor, pointed: Tensor) -> Tensor:
         """Log-probabilities of the mixture: those of the model [N], and the probabilities [N] that
         :class:`CachePointer` gives; where that has none, the model's."""
-        mixture = (1 - self.weight) * lprobs.exp() + self.weight * pointed
-        return torch.where(pointed < 0, lprobs, mixture.log())
+        # In logarithms: the exponential of an improbable token may be 0.
+        weight = torch.tensor(self.weight, dtype=lprobs.dtype)
+        mixture = torch.logaddexp(lprobs + torch.log1p(-weight), pointed.clamp(min=0).log() + weight.log())
+        return torch.where(pointed < 0, lprobs, mixture)
 
 
 class CachePointer:

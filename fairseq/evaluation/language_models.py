@@ -226,18 +226,17 @@ class _Evaluation:
         cfg, scorer = self.cfg, model.scorer
         assert scorer is not None
         if cfg.pointer is not None:
-            scorer.pointer = Pointer(cfg.cache_pointer, *cfg.pointer)
+            pointer = Pointer(cfg.cache_pointer, *cfg.pointer)
         elif cfg.text is not None:
             raise UserError("`cache_pointer`: with `text` needs `pointer`; evaluate the split valid to have it fitted")
         else:
             corpus = open_corpus(data_folders(data)[0], "valid", model.dictionary)
-            scorer.fit_pointer(corpus, show_progress(self.common, "valid", self.world.is_first))
-        if model.exact is not None:
-            model.exact.pointer = scorer.pointer
-        assert scorer.pointer is not None
-        values = f"{scorer.pointer.sharpness:g},{scorer.pointer.weight:.3g}"
-        logger.info("`cache_pointer` %d: `pointer` %s", cfg.cache_pointer, values)
-        model.used["pointer"] = [scorer.pointer.sharpness, scorer.pointer.weight]
+            pointer = scorer.fit_pointer(corpus, show_progress(self.common, "valid", self.world.is_first))
+        for each in (scorer, model.exact):
+            if each is not None:
+                each.pointer = pointer
+        logger.info("`cache_pointer` %d: `pointer` %g,%.3g", pointer.states, pointer.sharpness, pointer.weight)
+        model.used["pointer"] = [pointer.sharpness, pointer.weight]
 
     def _encoder(self, model: BaseFairseqModel, task: FairseqTask) -> _Model:
         cfg, precision, longest = self.cfg, Precision(self.common), model.max_positions() or 1
@@ -256,8 +255,8 @@ class _Evaluation:
     def _plugin(self, models: Sequence[BaseFairseqModel], task: FairseqTask) -> _Model:
         cfg, common = self.cfg, self.common
         refused = {"text": cfg.text, "sliding_inf": cfg.sliding_inf == 1, "int8": cfg.int8, "sample": cfg.sample}
-        refused |= {"cache_pointer": cfg.cache_pointer > 0}
         refused |= {
+            "cache_pointer": cfg.cache_pointer > 0,
             "num_shards": cfg.num_shards > 1,
             "compile": common.compile,
             "bf16": common.bf16,

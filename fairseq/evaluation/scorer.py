@@ -100,7 +100,7 @@ class Scorer:
 
     Attributes:
         readers: of the models in that precision.
-        pointer: mixed into the probabilities; None: there is none, or none yet.
+        pointer: mixed into the probabilities, if it is set.
 
     Raises:
         UserError: *scoring* contradicts itself or a model.
@@ -154,15 +154,13 @@ class Scorer:
 
     @torch.inference_mode()
     def fit_pointer(self, corpus: Corpus, progress: Progress = no_progress) -> Pointer:
-        """Choose sharpness and weight of the pointer by the likelihood of *corpus*; later scores
-        have it."""
+        """The pointer over ``cache_pointer`` states with the largest likelihood of *corpus*."""
         states = self.scoring.cache_pointer
         cache = CachePointer(states, SHARPNESS)
         lprobs, pointed = self._read(self.readers[0], self._blocks(corpus), len(corpus.tokens), cache, progress)
         assert pointed is not None
         scored = pointed[0] >= 0
-        self.pointer = fitted(states, torch.from_numpy(lprobs)[scored], pointed[:, scored])
-        return self.pointer
+        return fitted(states, torch.from_numpy(lprobs)[scored], pointed[:, scored])
 
     def _read(
         self, reader: Reader, blocks: TokenBlocks, size: int, cache: CachePointer | None, progress: Progress

@@ -100,6 +100,11 @@ def test_norms_have_todays_names() -> None:
             },
         ),
         ({"arch": "transformer_lm_big"}, {"arch": "transformer_lm_big"}),
+        ({"arch": "transformer_lm_fast_demo"}, {"arch": "transformer_lm_fast_demo", "ngram_notes": 0}),
+        (
+            {"arch": "transformer_lm_fast_demo", "ngram_notes": 9},
+            {"arch": "transformer_lm_fast_demo", "ngram_notes": 9},
+        ),
         ({"no_tie_adaptive_proj": True}, {"no_decoder_final_norm": True}),
         ({"no_tie_adaptive_proj": False}, {"no_decoder_final_norm": True, "tie_adaptive_proj": True}),
         ({"decoder_final_norm": True}, {"no_decoder_final_norm": False}),

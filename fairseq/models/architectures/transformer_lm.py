@@ -34,7 +34,6 @@ def resumed(arch: str, model: object, stored: Mapping[str, object]) -> dict[str,
     elif arch in SMALL:
         defaults = {**ONE_WIDTH, **(NOTES if arch == "transformer_lm_fast_demo" else {})}
         former = {**dict.fromkeys(ONE_WIDTH, (4.0,)), "ngram_notes": (0,)}
-        stored = {"ngram_notes": 0, **stored} if stored else stored  # 2.0 had no such setting
     else:
         return {}
     # Only what is the architecture's default: a value of the user's own is never replaced.
