@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq.distributed import World
+from fairseq.modules import devices
 
 SIZE = "sample_size"
 UPDATES = "updates added"
@@ -95,9 +96,8 @@ class NamedSums:
         # One order on all ranks: their vectors are added as they are.
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
         # One copy to the device for all numbers together.
-        vector = torch.tensor(
-            [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
-        ).to(device, non_blocking=True)
+        numbers = [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names]
+        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), device)
         # Written on the device: to read a tensor's value into the list above would synchronise.
         for index, name in enumerate(names):
             if isinstance(summed[name], Tensor):

@@ -31,6 +31,7 @@ from fairseq.kernels import arguments
 from fairseq.models.transformer_lm import TransformerDecoder
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
+from fairseq.training import loop
 from fairseq.training import update as update_module
 from fairseq_cli import eval_lm, finetune, generate
 from fairseq_cli.analyze import attention, get_attention_parser, get_recl_parser, recl
@@ -346,19 +347,41 @@ def test_the_device_has_random_numbers_of_its_own() -> None:
     assert model.to(strict.NAME).weight is weight and strict.is_strict(weight)
 
 
-@pytest.mark.parametrize(
-    "name, launches, waits", [("shortformer", 490, 5), ("llama", 520, 5), ("transformer-xl", 380, 5)]
-)
+NARROW = "--decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 4"
+CUTOFFS = "--adaptive-input-cutoff 50,100 --adaptive-softmax-cutoff 50,100"
+PUBLISHED = {  # with all their layers, in which the number of launches lies
+    "shortformer_wiki103": f"{NARROW} {CUTOFFS} --criterion adaptive_loss --optimizer nag --lr 0.01 --clip-norm 0.1",
+    "llama_135m": f"{NARROW} --decoder-kv-heads 2 --criterion cross_entropy --optimizer adam --lr 0.01 --clip-norm 1",
+}
+
+
+@pytest.mark.parametrize("arch, launches", [("shortformer_wiki103", 2315), ("llama_135m", 6317)])
 @on_strict_device
-def test_an_update_launches_and_waits_no_more_than_before(
-    name: str, launches: int, waits: int, data: Path, tmp_path: Path
+def test_an_update_waits_once_and_launches_no_more_than_before_and_a_validation_waits_at_its_end(
+    arch: str, launches: int, data: Path, tmp_path: Path
 ) -> None:
-    counts = []
-    for updates in (4, 5):
-        before = strict.backend().launches, strict.backend().waits
-        flags = f"--update-freq 1 --no-save --disable-validation --log-interval 100 --max-update {updates}"
-        runs.train(tmp_path, DECODERS[name], DROPOUT, flags, data=data)
-        after = strict.backend().launches, strict.backend().waits
-        counts.append([b - a for a, b in zip(before, after, strict=True)])
-    found = [b - a for a, b in zip(*counts, strict=True)]
-    assert found[0] <= launches and found[1] <= waits, found
+    counts: list[tuple[int, int]] = []
+    evaluate = loop.evaluate
+
+    def count() -> None:
+        counts.append((strict.backend().launches, strict.backend().waits))
+
+    def counted_update(*args: Any) -> bool:
+        count()
+        return update_module.update(*args)
+
+    def counted_validation(state: Any, batches: Any) -> Any:
+        count()
+        meter = evaluate(state, batches)
+        count()
+        return meter
+
+    loop.update, loop.evaluate = counted_update, counted_validation
+    flags = "--cpu --train-subset valid --valid-subset test --tokens-per-sample 8 --batch-size 4 --bf16 --no-save"
+    runs.train(tmp_path, f"--arch {arch}", PUBLISHED[arch], flags, "--max-update 5 --batch-size-valid 1", data=data)
+    # From one update to the next, with what the loop and the log do.
+    (before, waits), (after, more) = counts[3:5]
+    assert more - waits == 1 and after - before <= launches, (after - before, more - waits)
+    # Of four batches, before its figures are read.
+    (_, waits), (_, more) = counts[-2:]
+    assert more == waits
