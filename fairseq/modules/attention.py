@@ -167,19 +167,19 @@ def block_mask(reads: Callable[..., Tensor], rows: int | None, queries: int, key
 
 
 @functools.cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
+def _compiled_flex_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Uncompiled it computes all scores.
     return torch.compile(flex_attention)
 
 
 def _by_blocks(query: Tensor, key: Tensor, value: Tensor, blocks: Any) -> Tensor:
-    if torch.compiler.is_compiling():
-        from torch.nn.attention.flex_attention import flex_attention as compute
-    else:
-        compute = _compiled_flex_attention()
-    return compute(query, key, value, block_mask=blocks, enable_gqa=True)
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Without a compiler it computes all scores.
+    compute: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    result: Tensor = compute(query, key, value, block_mask=blocks, enable_gqa=True)
+    return result
 
 
 class SelfAttention(nn.Module):
