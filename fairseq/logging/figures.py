@@ -75,7 +75,7 @@ class NamedSums:
     so that a single reduction serves all of them."""
 
     names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
-    values: Tensor  # float64 [names], on the device
+    values: Tensor  # float64 [names], on the device, or on the host where that has no float64
     rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
@@ -97,11 +97,11 @@ class NamedSums:
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
         # One copy to the device for all numbers together.
         numbers = [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names]
-        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), device)
+        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), devices.exact_device(device))
         # Written on the device: to read a tensor's value into the list above would synchronise.
         for index, name in enumerate(names):
             if isinstance(summed[name], Tensor):
-                vector[index] = summed[name].detach()
+                vector[index] = summed[name].detach().to(vector.device)
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:
@@ -155,7 +155,7 @@ class Meter:
     """Running sums of a part of a run: an update's interval, an epoch, a validation."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = devices.exact_device(device)
         self.reset()
 
     def reset(self) -> None:
@@ -173,7 +173,7 @@ class Meter:
         self.updates += 1
         for name, value in means.items():
             # In float64: over a long epoch a float32 sum would lose the digits of its last terms.
-            value = value.detach().double()
+            value = devices.exact(value.detach())
             self.means[name] = self.means[name] + value if name in self.means else value
 
     def reduce(self, world: World) -> None:
