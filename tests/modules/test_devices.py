@@ -19,7 +19,7 @@ APPLE, INTEL, NVIDIA = (torch.device(name) for name in ("mps:0", "xpu:0", "cuda:
 # Files that name CUDA all the same.
 NAMES = {
     "fairseq/modules/devices.py": "the one that knows it",
-    "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
+    "fairseq/modules/attention.py": "torch's function that knows who takes shared keys",
     "fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
     "fairseq/interop/fairseq/roberta_hub.py": "tasks of plug-ins take `use_cuda`, as fairseq gives it",
     "fairseq/config/parser.py": "a flag of other programs, and what it is here",
