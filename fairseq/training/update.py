@@ -87,10 +87,11 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     # The only wait for the device. All of it is reduced: ranks decide alike.
     is_finite = torch.isfinite(gnorm) & torch.isfinite(sums["loss"])
     if world.size > 1:
-        finite, *requests = map(bool, torch.cat([is_finite.view(1).to(votes), votes]).tolist())
+        finite, *of_any = map(bool, torch.cat([is_finite.view(1).to(votes), votes]).tolist())
+        requests = Requests(*of_any)
     else:
         finite = bool(is_finite)
-    state.requests = Requests(*requests)
+    state.requests = requests
 
     # An overflow lowers the scale, enough updates without one raise it.
     if state.scaler is not None:
