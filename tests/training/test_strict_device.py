@@ -225,7 +225,7 @@ def test_stages_profile_and_optimizers(data: Path, tmp_path: Path) -> None:
     shortformer = f"--arch shortformer_tiny {ADAPTIVE}"
     log = runs.train(tmp_path / "stages", shortformer, "--stages 8:2,16:4 --profile 1:2 --async-save", data=data)
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8, 8, 16, 16]
-    for optimizer in ("nag", "adafactor", "muon"):
+    for optimizer in ("nag", "sgd --momentum 0.9", "sgd", "adafactor", "muon"):
         check_losses(tmp_path / optimizer, data, DECODERS["baseline"], "--optimizer", optimizer)
 
 
