@@ -397,7 +397,9 @@ class Run:
         state.world.barrier()
 
     def requests(self) -> Requests:
-        """What this process asks of all of them. The clock of the first one counts."""
+        """Return what this process asks of all of them; the clock of the first one counts. Called
+        while the device computes an update: the next batch is copied meanwhile."""
+        self.state.batches.fetch()
         minutes = self.saving.save_interval_minutes
         is_first, unsaved = self.state.world.is_first, time.perf_counter() - self.saved_at
         return Requests(

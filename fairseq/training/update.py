@@ -27,8 +27,8 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     """Update *state* from *samples*, this process's batches, as many on every rank; None for an
     empty one. They are used up, also by an update that is skipped.
 
-    *ask* tells, after the backward pass, what this rank asks of all of them; ``state.requests`` is
-    then what any rank asked for.
+    *ask* tells, while the device computes, what this rank asks of all of them; ``state.requests``
+    is then what any rank asked for.
 
     Returns:
         False if the update was skipped, because its loss or gradients are not finite: weights and

@@ -24,6 +24,7 @@ from strict import on_strict_device
 
 from fairseq.analysis import plots
 from fairseq.config import options
+from fairseq.data import iterator
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_scorer
@@ -257,7 +258,7 @@ def test_stages_profile_and_optimizers(data: Path, tmp_path: Path) -> None:
     shortformer = f"--arch shortformer_tiny {ADAPTIVE}"
     log = runs.train(tmp_path / "stages", shortformer, "--stages 8:2,16:4 --profile 1:2 --async-save", data=data)
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8, 8, 16, 16]
-    for optimizer in ("nag", "adafactor", "muon"):
+    for optimizer in ("nag", "sgd --momentum 0.9", "sgd", "adafactor", "muon"):
         check_losses(tmp_path / optimizer, data, DECODERS["baseline"], "--optimizer", optimizer)
 
 
@@ -398,7 +399,8 @@ def test_an_update_waits_once_and_launches_no_more_than_before_and_a_validation_
     arch: str, launches: int, data: Path, tmp_path: Path
 ) -> None:
     counts: list[tuple[int, int]] = []
-    evaluate = loop.evaluate
+    waits_before_copies: list[int] = []
+    evaluate, copy_batch = loop.evaluate, iterator._to_device
 
     def count() -> None:
         counts.append((strict.backend().launches, strict.backend().waits))
@@ -413,12 +415,17 @@ def test_an_update_waits_once_and_launches_no_more_than_before_and_a_validation_
         count()
         return meter
 
-    loop.update, loop.evaluate = counted_update, counted_validation
+    def counted_copy(*args: Any) -> Any:
+        waits_before_copies.append(strict.backend().waits)
+        return copy_batch(*args)
+
+    loop.update, loop.evaluate, iterator._to_device = counted_update, counted_validation, counted_copy
     flags = "--cpu --train-subset valid --valid-subset test --tokens-per-sample 8 --batch-size 4 --bf16 --no-save"
     runs.train(tmp_path, f"--arch {arch}", PUBLISHED[arch], flags, "--max-update 5 --batch-size-valid 1", data=data)
     # From one update to the next, with what the loop and the log do.
     (before, waits), (after, more) = counts[3:5]
     assert more - waits == 1 and after - before <= launches, (after - before, more - waits)
+    assert waits_before_copies[4] == waits, "the next batch is copied before the update is waited for"
     # Of four batches, before its figures are read.
     (_, waits), (_, more) = counts[-2:]
     assert more == waits
