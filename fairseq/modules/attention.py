@@ -6,7 +6,10 @@ Which keys a query may read is a value that a model hands to its layers, a :clas
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -167,6 +170,13 @@ def block_mask(reads: Callable[..., Tensor], rows: int | None, queries: int, key
 
 
 @functools.cache
+def _has_compiler() -> bool:
+    """Whether torch can compile for CUDA: it needs triton, and triton a compiler for C."""
+    compilers = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, filter(None, compilers)))
+
+
+@functools.cache
 def _compiled_flex_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -268,6 +278,7 @@ class SelfAttention(nn.Module):
             return visible
         # Flex attention has no dropout, and no narrower heads.
         is_flexible = queries >= _BLOCK and self.head_dim >= 16 and not (self.training and self.dropout)
+        is_flexible = is_flexible and _has_compiler()
         return visible.prepare(queries, keys, device, is_flexible)
 
     def _attend(
