@@ -224,6 +224,7 @@ class Run:
                 self.profiler.drop()
                 # Also after an error: what is being written in the background is completed.
                 self.saver.wait()
+            world.barrier()
             for hook in self.hooks:
                 hook.on_end(state)
 
