@@ -4,7 +4,8 @@ from there.
 Its tensors are plain ones of torch's private device. Their memory is the host's, shared through
 DLPack, so that every operator runs as the CPU's. An operand on the host raises an error as CUDA
 does, except for a scalar of an elementwise operator. Random numbers come from a generator of its
-own, and code in C is given no address of it.
+own, and code in C is given no address of it. Operators that a GPU would launch a kernel for are
+counted, and what the host would wait for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import sys
 import tempfile
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from fairseq.modules import precision
+from fairseq.modules import devices, precision
 
 NAME = "strict"
 OFFSET = "source_Storage_storage_offset"
@@ -50,6 +52,9 @@ CPU, PRIVATE = 1, 12  # DLPack's numbers of devices
 # The CPU's kernels of these read no memory.
 BY_ANY_KERNEL = ("view", "as_strided", "_reshape_alias", "unfold", "set_.source_Storage", f"set_.{OFFSET}")
 KERNELS = ("fairseq.kernels", "fairseq.inference")  # which hand addresses to code in C
+# The host waits for the size of their results.
+WAITING = ("nonzero", "masked_select", "bincount", "repeat_interleave", "_unique2", "unique_dim", "unique_consecutive")
+WAITING = ("aten::_local_scalar_dense", "aten::equal", *(f"aten::{name}" for name in WAITING))
 INDEXED = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")  # their indices may be on the host
 
 _capsule = ctypes.pythonapi.PyCapsule_GetPointer
@@ -63,6 +68,8 @@ class Backend(_DummyBackendModule):
         self.random = torch.Generator().manual_seed(0).get_state()
         # Operators that a GPU would launch a kernel for, and how often the host would wait for one.
         self.launches = self.waits = 0
+        self.has_float64 = True  # False: as on Apple's
+        self.pinned: set[int] = set()  # addresses on the host
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -95,6 +102,8 @@ class Backend(_DummyBackendModule):
 
 def _retarget(tensor: Tensor, kind: int) -> Tensor:
     """The memory of *tensor* as a tensor of another device."""
+    if kind == PRIVATE and tensor.dtype in (torch.float64, torch.complex128) and not backend().has_float64:
+        raise TypeError(f"{NAME} has no float64")
     capsule = torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
     # The device's number follows the address in DLPack's structure.
     ctypes.c_int32.from_address(_capsule(capsule, b"dltensor") + 8).value = kind
@@ -166,10 +175,16 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return type(value)(_mapped(function, item) for item in value) if type(value) in (list, tuple) else value
 
 
+def _waits(op: Any, args: Any) -> bool:
+    name = _signature(op).name
+    by_mask = name in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
+    return by_mask or name in WAITING
+
+
 def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run *op* on the host."""
     _check(op, args, kwargs)
-    if _signature(op).name == "aten::_local_scalar_dense":
+    if _waits(op, args):
         backend().waits += 1
     else:
         backend().launches += 1
@@ -222,7 +237,11 @@ def _empty_strided(
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    backend().waits += is_strict(source) and not is_strict(target)
+    if is_strict(source) and is_strict(target):
+        backend().launches += 1
+    else:
+        is_pinned = not is_strict(source) and source.untyped_storage().data_ptr() in backend().pinned
+        backend().waits += source.numel() > 0 and not (is_pinned and non_blocking)
     source, host = (_retarget(x, CPU) if is_strict(x) else x for x in (source, target))
     host.copy_(source)
     return target
@@ -238,7 +257,10 @@ def _lstm_cell(x: Tensor, h: Tensor, c: Tensor, b: Tensor | None = None, d: Tens
 
 def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
     assert tensor.device.type == "cpu", "only memory of the host can be pinned"
-    return tensor
+    copy = tensor.clone()
+    backend().pinned.add(address := _data_ptr(copy))
+    weakref.finalize(copy.untyped_storage(), backend().pinned.discard, address)
+    return copy
 
 
 def _address(tensor: Tensor) -> int:
@@ -275,6 +297,12 @@ def backend() -> Backend:
         aten.impl(name, _by_cpu(name), "PrivateUse1")
     for name in OF_SPARSE:
         aten.impl(name, _by_cpu(name, "SparseCPU"), "SparsePrivateUse1")
+    # One launch for all tensors; torch takes them apart for a device that it does not know.
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::_foreach_"):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            aten.impl(name.removeprefix("aten::"), functools.partial(_fallback, op), "PrivateUse1")
     aten.impl("empty.memory_format", _empty, "PrivateUse1")
     aten.impl("empty_strided", _empty_strided, "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
@@ -344,3 +372,4 @@ def activate() -> None:
     torch.set_num_threads(1)
     precision.bfloat16_is_slower = lambda: False
     runs.DEVICE = NAME
+    devices.has_float64 = lambda device: device.type != NAME or backend().has_float64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import logging
 import zlib
 from collections import deque
@@ -66,6 +67,8 @@ class EpochIterator:
         self.device = torch.device(device)
         self.epoch = 1
         self.read = 0
+        self._rest: Iterator[Sample | None] = iter(())  # of the present iteration
+        self._fetched: list[Sample | None] = []  # at most one, before the rest
 
     def open(self) -> None:
         """Open the data of the epoch, where that is not done yet;
@@ -128,13 +131,25 @@ class EpochIterator:
         # An iteration that is left early must not leave its thread behind.
         with contextlib.closing(samples):
             layout = self.sampler.layout
-            for sample in samples:
+            self._rest, self._fetched = (_to_device(sample, self.device) for sample in samples), []
+            while self._fetched or self._fetch():
                 # Counted before it is handed out: a checkpoint of the update that reads it
                 # continues with the next.
                 self.read = min(self.read + layout.step, layout.units)
-                yield _to_device(sample, self.device)
+                yield self._fetched.pop()
         self.epoch += 1
         self.read = 0
+
+    def fetch(self) -> None:
+        """Copy the next batch of an iteration to the accelerator, which computes meanwhile; the
+        position stays where it is."""
+        # A processor that computes has nothing to gain from waiting for the batch already.
+        if devices.is_accelerator(self.device) and not self._fetched:
+            self._fetch()
+
+    def _fetch(self) -> bool:
+        self._fetched = list(itertools.islice(self._rest, 1))
+        return bool(self._fetched)
 
     def data_checksum(self) -> str | None:
         """Return one checksum of the files of the epoch, whatever folder they are in; None where
@@ -256,7 +271,7 @@ def chunks_of(sample: Sample | None, chunks: int) -> list[Sample | None]:
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
     if sample is None or device.type == "cpu":
         return sample
-    return _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), sample)
+    return _map_tensors(lambda tensor: devices.move(tensor, device), sample)
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object) -> Any:

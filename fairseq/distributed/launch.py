@@ -354,7 +354,9 @@ def _join(job: Job[V, R]) -> R:
             # the ranks before left. Several nodes count starts each for itself.
             shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
             store = dist.PrefixStore(f"attempt {_number('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        # NCCL connects at once to the GPU that it is told, and need not guess it in a barrier.
+        bound = world.device if backend == "nccl" else None
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=bound)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"MASTER_ADDR and MASTER_PORT: {str(error).splitlines()[0]}") from None
     # This makes the group that waits for files, before files keep a process busy.

@@ -8,8 +8,9 @@ from the totals, once, when it is shown.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor
 
 from fairseq.distributed import World
+from fairseq.modules import devices
 
 SIZE = "sample_size"
 UPDATES = "updates added"
 """Name, among totals, of the number of updates, or batches of a validation, that they are summed
 over."""
+MOST_ADDED = 1000
+"""Updates, or batches of a validation, that a meter keeps before it adds them up."""
 STANDARD = ("loss", "nll_loss", "ntokens", "nsentences", SIZE)
 
 Values = Mapping[str, Any]
@@ -74,7 +78,7 @@ class NamedSums:
     so that a single reduction serves all of them."""
 
     names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
-    values: Tensor  # float64 [names], on the device
+    values: Tensor  # float64 [names], on the device, or on the host where that has no float64
     rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
@@ -95,13 +99,12 @@ class NamedSums:
         # One order on all ranks: their vectors are added as they are.
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
         # One copy to the device for all numbers together.
-        vector = torch.tensor(
-            [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
-        ).to(device, non_blocking=True)
+        numbers = [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names]
+        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), devices.exact_device(device))
         # Written on the device: to read a tensor's value into the list above would synchronise.
         for index, name in enumerate(names):
             if isinstance(summed[name], Tensor):
-                vector[index] = summed[name].detach()
+                vector[index] = summed[name].detach().to(vector.device)
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:
@@ -152,35 +155,68 @@ class Gathered:
 
 
 class Meter:
-    """Running sums of a part of a run: an update's interval, an epoch, a validation."""
+    """Running sums of a part of a run: an update's interval, an epoch, a validation.
+
+    What is added is kept until the sums are read: an update launches nothing for them.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = devices.exact_device(device)
         self.reset()
 
     def reset(self) -> None:
-        self.totals = NamedSums(STANDARD, torch.zeros(len(STANDARD), dtype=torch.float64, device=self.device), {})
+        self._totals = NamedSums(STANDARD, torch.zeros(len(STANDARD), dtype=torch.float64, device=self.device), {})
+        self._means: dict[str, Tensor] = {}  # sums over updates
+        self._added: list[tuple[NamedSums, dict[str, Tensor]]] = []  # which these do not contain yet
         self.predictions: dict[str, list[Tensor]] = {}  # gathered ones, of each batch
-        self.means: dict[str, Tensor] = {}
         self.updates = 0
 
     def add(self, sums: NamedSums, **means: Tensor) -> None:
         """Add one update's *sums*, and *means*: values that are averaged over updates."""
-        self.totals = self.totals + sums
+        self._added.append((sums, means))
         # Joined once, at the end: joined to those before, each batch would copy all of them.
         for name, rows in sums.rows.items():
             self.predictions.setdefault(name, []).append(rows)
         self.updates += 1
-        for name, value in means.items():
+        if len(self._added) == MOST_ADDED:
+            self._add_up()
+
+    @property
+    def totals(self) -> NamedSums:
+        """The sums so far."""
+        self._add_up()
+        return self._totals
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """Sums over updates of the values that are averaged."""
+        self._add_up()
+        return self._means
+
+    def _add_up(self) -> None:
+        """Add what is kept, one after the other: when the sums are read must change no bit of
+        them."""
+        added, self._added = self._added, []
+        for (kind, names), several in itertools.groupby(
+            (sums for sums, _ in added), lambda sums: (type(sums), sums.names)
+        ):
+            first, *others = several
+            self._totals = self._totals + first
+            if kind is NamedSums and self._totals.names == names:
+                self._totals = replace(self._totals, values=_running(self._totals.values, [x.values for x in others]))
+            else:
+                self._totals = sum(others, self._totals)
+        for name in dict.fromkeys(name for _, means in added for name in means):
+            values = [means[name].detach().to(self.device) for _, means in added if name in means]
             # In float64: over a long epoch a float32 sum would lose the digits of its last terms.
-            value = value.detach().double()
-            self.means[name] = self.means[name] + value if name in self.means else value
+            start = self._means.get(name, torch.zeros((), dtype=torch.float64, device=self.device))
+            self._means[name] = _running(start, values)
 
     def reduce(self, world: World) -> None:
         """Reduce the totals over ranks, each of which has added its own."""
         rows = {name: torch.cat(batches) for name, batches in self.predictions.items()}
-        self.totals = replace(self.totals, rows=rows).reduced(world)
-        self.predictions = {name: [everyone] for name, everyone in self.totals.rows.items()}
+        self._totals = replace(self.totals, rows=rows).reduced(world)
+        self.predictions = {name: [everyone] for name, everyone in self._totals.rows.items()}
 
     def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
         """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means;
@@ -201,14 +237,14 @@ class Meter:
     def copy(self) -> Meter:
         """The sums so far, which later ones do not change."""
         result = Meter(self.device)
-        result.totals, result.means, result.updates = self.totals, dict(self.means), self.updates
+        result._totals, result._means, result.updates = self.totals, dict(self.means), self.updates
         return result
 
     def since(self, before: Meter) -> Meter:
         """The sums that were added to this meter after it was copied as *before*, without means."""
         result = Meter(self.device)
         former = before.totals
-        result.totals = self.totals + NamedSums(former.names, -former.values, {})
+        result._totals = self.totals + NamedSums(former.names, -former.values, {})
         result.updates = self.updates - before.updates
         return result
 
@@ -234,9 +270,18 @@ class Meter:
             raise ValueError("sums: names and totals do not belong together")
         if not all(value.numel() == 1 for value in means.values()) or not state["updates"] >= 0:
             raise ValueError("sums: means of updates are no single numbers")
-        self.totals = NamedSums(names, totals.to(self.device, torch.float64, copy=True), {})
-        self.means = {name: value.to(self.device, torch.float64) for name, value in means.items()}
+        self.reset()
+        self._totals = NamedSums(names, totals.to(self.device, torch.float64, copy=True), {})
+        self._means = {name: value.to(self.device, torch.float64) for name, value in means.items()}
         self.updates = int(state["updates"])
+
+
+def _running(total: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """*total* plus *values*, in this order, in the type of *total*."""
+    if not values:
+        return total
+    # A checkpoint would store all rows of a view.
+    return torch.stack([total, *values]).cumsum(0)[-1].clone()
 
 
 def safe_power(bits: float) -> float:

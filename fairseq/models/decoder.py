@@ -94,6 +94,9 @@ class Decoder(nn.Module):
         remembered = memory[0].size(1) if memory else 0
         positions = self._positions(remembered + tokens if cache is None else None)
         visible = self._visible(length)
+        keys = past_length + remembered + tokens
+        keys = keys if cache is None else visible.reach(tokens, keys)  # a cache's others are left out
+        visible = self.layers[0].self_attn.prepare(visible, tokens, keys, x.device)  # type: ignore
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
         # A step of one token is faster uncompiled,

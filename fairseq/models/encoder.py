@@ -125,7 +125,8 @@ class TransformerEncoder(nn.Module):
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)  # (B, T, C)
         yield x
-        visible = Bidirectional(padding)
+        tokens = src_tokens.size(1)
+        visible = self.layers[0].self_attn.prepare(Bidirectional(padding), tokens, tokens, x.device)  # type: ignore
         for layer in self.layers:
             x, _ = layer(x, visible=visible, skip=skips_layer(self.cfg.encoder_layerdrop, self.training))
             yield x

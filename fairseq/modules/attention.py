@@ -5,17 +5,20 @@ Which keys a query may read is a value that a model hands to its layers, a :clas
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dispatch import compiled, kernels, on_cpu
+from fairseq.modules import dispatch
+from fairseq.modules.devices import is_cuda
+from fairseq.modules.dispatch import compiled, kernels
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, Pieces, joined
@@ -23,10 +26,18 @@ from fairseq.modules.norms import rms_norm
 from fairseq.modules.positions import rotated
 
 _FEW = 8  # queries: without gradients the kernel, which arranges all keys, is for no fewer
+_BLOCK = 128  # queries and keys of a block of flex attention
 
 
 class Visibility(ABC):
-    """The keys that each of T queries reads, of S; a memory's come first."""
+    """The keys that each of T queries reads, of S; a memory's come first.
+
+    Attributes:
+        fused: what kernels of GPUs read in place of the mask, as :meth:`prepare` makes it:
+            ``torch.nn.attention.bias.CausalBias`` or flex attention's ``BlockMask``; None: a mask.
+    """
+
+    fused: Any = None
 
     @abstractmethod
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
@@ -36,6 +47,14 @@ class Visibility(ABC):
         """The mask as an additive bias, 0 or −∞, of the same shape; None: no key is masked."""
         mask = self.mask(queries, keys, device)
         return None if mask is None else _as_bias(mask, dtype)
+
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+        """Return this value with what kernels of the GPU *device* read in place of the
+        mask; *blocks*: flex attention may be one of them.
+
+        Called once for all layers: compiled layers can read the result, and not make it.
+        """
+        return self
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,7 @@ class Causal(Visibility):
 
     window: int | None = None
     made: dict[tuple[object, ...], Tensor] | None = field(default=None, compare=False, repr=False)
+    fused: Any = field(default=None, compare=False, repr=False)
 
     def reach(self, queries: int, keys: int) -> int:
         """Number of the last keys that any of the queries reads."""
@@ -58,11 +78,30 @@ class Causal(Visibility):
         # Every step of generation comes here: where the one query reads all keys, no mask is built.
         if queries == 1 and self.reach(1, keys) == keys:
             return None
-        return self._shared((queries, keys, device), lambda: _causal_mask(queries, keys, self.window, device))
+
+        def make() -> Tensor:
+            positions = torch.arange(keys - queries, keys, device=device)
+            return _in_reach(positions[:, None] - torch.arange(keys, device=device), self.window)  # (T, S)
+
+        return self._shared((queries, keys, device), make)
 
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
         mask = self.mask(queries, keys, device)
         return None if mask is None else self._shared((queries, keys, device, dtype), lambda: _as_bias(mask, dtype))
+
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+        if type(self) is not Causal or queries == 1:
+            return self
+        ahead, window = keys - queries, self.window
+        if window is None and ahead:
+            # Imported here: it loads torch's compiler.
+            from torch.nn.attention.bias import causal_lower_right
+
+            return replace(self, fused=causal_lower_right(queries, keys))
+        if window is None or not blocks:
+            return self
+        made = block_mask(lambda b, h, q, k: _in_reach(ahead + q - k, window), None, queries, keys, device)
+        return replace(self, fused=made)
 
     def _shared(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
         """What *make* returns for *key*, made once for all layers."""
@@ -86,6 +125,7 @@ class Bidirectional(Visibility):
     """
 
     padding: Tensor | None = None
+    fused: Any = None
     read: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -96,17 +136,50 @@ class Bidirectional(Visibility):
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         return self.read
 
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+        read = self.read
+        if type(self) is not Bidirectional or read is None or not blocks:
+            return self
+        made = block_mask(lambda b, h, q, k: read[b, 0, 0, k], read.size(0), queries, keys, device)
+        return replace(self, fused=made)
+
 
 CAUSAL = Causal()
 
 
-def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)  # (T, S)
+def _in_reach(distance: Tensor, window: int | None) -> Tensor:
+    """Whether a query reads the key that stands *distance* before it."""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))
+
+
+# Flex attention, which skips the blocks of keys that no query of a block reads
+
+
+def block_mask(reads: Callable[..., Tensor], rows: int | None, queries: int, keys: int, device: torch.device) -> Any:
+    """The block mask of *reads*, a function of row, head, query and key; rows None: all alike."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(reads, rows, None, queries, keys, device)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def _by_blocks(query: Tensor, key: Tensor, value: Tensor, blocks: Any) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Without a compiler it computes all scores.
+    compute: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    result: Tensor = compute(query, key, value, block_mask=blocks, enable_gqa=True)
+    return result
 
 
 class SelfAttention(nn.Module):
@@ -188,6 +261,15 @@ class SelfAttention(nn.Module):
         attended = self._attend(query, keys, values, positions, visible, cache)
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
+    def prepare(self, visible: Visibility, queries: int, keys: int, device: torch.device) -> Visibility:
+        """Return *visible* with what attention on *device* reads in place of its mask."""
+        # Elsewhere torch's functions would make a mask in each layer.
+        if not is_cuda(device):
+            return visible
+        # Flex attention has no dropout, and no narrower heads.
+        is_flexible = queries >= _BLOCK and self.head_dim >= 16 and not (self.training and self.dropout)
+        return visible.prepare(queries, keys, device, is_flexible)
+
     def _attend(
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
@@ -200,8 +282,7 @@ class SelfAttention(nn.Module):
             count = keys[0].size(2)
             nearest = slice(count - visible.reach(query.size(2), count), count)
             keys, values = [keys[0][:, :, nearest]], [values[0][:, :, nearest]]
-        compute = attend if self.kv_heads == self.num_heads else attend_in_groups
-        return compute(query, keys, values, visible, self.dropout if self.training else 0.0)
+        return attend(query, keys, values, visible, self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def weights(
@@ -360,19 +441,25 @@ def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_dista
 
 
 def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
-    """softmax(Q Kᵀ / √D) V over the visible keys: query [B, H, T, D] → [B, H, T, D]."""
-    return _attention_for(query, keys, values, visible, dropout_p)(query, keys, values, visible, dropout_p)
+    """softmax(Q Kᵀ / √D) V over the visible keys.
 
-
-def _attention_for(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Any:
-    """The function that computes :func:`attend`."""
-    if isinstance(visible, Causal | Bidirectional) and kernels_for(query, keys, values, dropout_p) is not None:
-        return _by_kernel
-    if on_cpu(query) and dropout_p > 0.0:
-        return _by_products  # torch's kernel has no dropout on CPUs
-    has_past = 1 < query.size(2) != sum(key.size(2) for key in keys)
-    causal = isinstance(visible, Causal) and visible.window is None
-    return _by_flash if has_past and causal and has_flash(query) else _by_torch
+    Shape: query [B, H, T, D]; keys and values [B, G, ·, D], each for H / G successive heads of
+    queries → [B, H, T, D].
+    """
+    heads, queries, groups = query.size(1), query.size(2), keys[0].size(1)
+    if groups < heads and queries == 1 and visible.mask(1, sum(key.size(2) for key in keys), query.device) is None:
+        # A single token's queries of one group are as many queries of one head, which needs no
+        # copies of the cache.
+        folded = query.reshape(query.size(0), groups, heads // groups, -1)  # (B, G, H/G, D)
+        return attend(folded, keys, values, Bidirectional(), dropout_p).reshape(query.shape)
+    if dispatch.is_cpu(query):
+        # With keys for every head the kernels in C compute, and torch's backward pass is faster.
+        keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
+        if isinstance(visible, Causal | Bidirectional) and kernels_for(query, keys, values, dropout_p) is not None:
+            return _by_kernel(query, keys, values, visible, dropout_p)
+        if dropout_p > 0.0 and not torch.compiler.is_compiling():
+            return _by_products(query, keys, values, visible, dropout_p)  # torch's kernel has no dropout on CPUs
+    return _by_torch(query, joined(keys), joined(values), visible, dropout_p)
 
 
 def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
@@ -392,65 +479,29 @@ def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibilit
     return dropout(scores.softmax(-1), dropout_p).view(*query.shape[:3], -1) @ value
 
 
-def _by_flash(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    # It aligns the last query with the last key,
-    # `F.scaled_dot_product_attention` by a mask, which flash rejects.
-    dim = query.size(-1)
-    padded, scale = pad_heads(query, joined(keys), joined(values)), 1 / math.sqrt(dim)
-    return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, True, scale=scale)[0][..., :dim]
-
-
-def _by_torch(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    queries, key, value = query.size(2), joined(keys), joined(values)
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dropout_p: float) -> Tensor:
+    heads, queries, keys, fused = query.size(1), query.size(2), key.size(2), visible.fused
+    if fused is not None and not isinstance(fused, Tensor):
+        return _by_blocks(query, key, value, fused)
     # `is_causal` aligns the first query with the first key.
-    if isinstance(visible, Causal) and visible.window is None and 1 < queries == key.size(2):
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
-    mask = visible.mask(queries, key.size(2), query.device)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+    is_causal = visible == CAUSAL and 1 < queries == keys
+    mask = None if is_causal else fused if isinstance(fused, Tensor) else visible.mask(queries, keys, query.device)
+    is_maskless = mask is None or mask is fused
+    if key.size(1) < heads and not (is_maskless and _shares_keys(query, key, value, dropout_p, is_causal)):
+        key, value = _repeated(key, heads), _repeated(value, heads)
+    options: dict[str, Any] = {"is_causal": is_causal, "enable_gqa": key.size(1) < heads}
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, **options)
 
 
-def attend_in_groups(
-    query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0
-) -> Tensor:
-    """:func:`attend` with keys and values [B, H / G, ·, D], each for G heads of queries."""
-    heads, queries, groups = query.size(1), query.size(2), keys[0].size(1)
-    if queries > 1 or visible.mask(1, sum(key.size(2) for key in keys), query.device) is not None:
-        # Repeated: kernels differ in whether they share keys, and in which masks they then take.
-        keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
-        return attend(query, keys, values, visible, dropout_p)
-    # A single token's queries of one group are as many queries of one head, which needs no copies
-    # of the cache.
-    folded = query.reshape(query.size(0), groups, heads // groups, -1)  # (B, H/G, G, D)
-    return attend(folded, keys, values, Bidirectional(), dropout_p).reshape(query.shape)
+def _shares_keys(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool) -> bool:
+    """Whether a kernel reads each of the keys for several heads of queries: the flash kernel, which
+    reads no mask."""
+    import torch.nn.attention.bias  # it lets compiled graphs ask
+
+    params = torch.backends.cuda.SDPAParams(query, key, value, None, dropout_p, is_causal, True)
+    return torch.backends.cuda.can_use_flash_attention(params)
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
-    """Keys or values [B, H / G, S, D] for each of H *heads*: [B, H, S, D]."""
+    """Keys or values [B, G, S, D] for each of H *heads*: [B, H, S, D]."""
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
-
-
-def has_flash(query: Tensor) -> bool:
-    """Return whether torch's flash kernel takes *query*: in half precision, on Ampere and later."""
-    is_half = query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16)
-    return is_half and query.size(-1) <= _flash_channels(query.device)
-
-
-def _flash_channels(device: torch.device) -> int:
-    """Most channels of a head that the flash kernel takes on *device*; 0 where there is none."""
-    if not (torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()):
-        return 0
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return 0
-    # The backward pass of wider heads needs more shared memory than other GPUs have.
-    return 256 if capability in ((8, 0), (9, 0)) else 192
-
-
-# A constant in compiled graphs; torch.compiler.assume_constant_result would load the compiler.
-_flash_channels._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def pad_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """*tensors* [..., D] with zeros up to a multiple of 8 channels, as fused kernels want it."""
-    missing = -tensors[0].size(-1) % 8
-    return tuple(F.pad(x, (0, missing)) for x in tensors) if missing else tensors

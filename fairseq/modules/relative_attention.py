@@ -23,7 +23,6 @@ from fairseq.modules.attention import (
     SelfAttention,
     Visibility,
     kernels_for,
-    pad_heads,
 )
 from fairseq.modules.dispatch import on_cpu
 from fairseq.modules.dropout import dropout
@@ -63,6 +62,9 @@ class Distances(NamedTuple):
 class DistanceAttention(SelfAttention):
     """Base of relative attention: queries and keys of content
     and of distance; linear maps without biases."""
+
+    def prepare(self, visible: Visibility, queries: int, keys: int, device: torch.device) -> Visibility:
+        return visible  # the scores of distances hold what is hidden
 
     def _attend(
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
@@ -292,7 +294,8 @@ def attend_by_distance(
     if not on_cpu(content_query):
         dim = content_query.size(-1)
         scores = shift(_by_distance(distance_query, distances), bias)  # (B, H, T, K)
-        query, key, value = pad_heads(content_query, key, value)
+        # The kernel that reads a bias wants heads of a multiple of 8 channels.
+        query, key, value = (F.pad(x, (0, -dim % 8)) for x in (content_query, key, value))
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
         return attended[..., :dim]
     scores = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fairseq.config.fields import typed
@@ -114,14 +115,37 @@ class Muon(Adam):
         torch._foreach_add_(buffers, grads)
         updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        for _, indices in buckets(updates, (update.shape for update in updates), BATCH):
-            stacked = torch.stack([updates[i] for i in indices])
-            matrices = orthogonal(stacked.to(fastest(self.dtype, stacked.device)), self.iterations)
+        for _, indices in buckets(updates, (update.shape for update in updates), BATCH * _ranks()):
+            matrices = self._orthogonal([updates[i] for i in indices])
             # An orthogonal n × m matrix has the root mean square 1 / √max(n, m): this makes it 0.2
             # for every shape.
             scale = ADAM_RMS * max(matrices.shape[-2:]) ** 0.5
             steps = [matrix.to(params[i].dtype) for i, matrix in zip(indices, matrices, strict=True)]
             torch._foreach_add_([params[i] for i in indices], steps, alpha=-group["lr"] * scale)
+
+    def _orthogonal(self, updates: Tensors) -> Tensor:
+        """*updates*, equal on all processes, as orthogonal matrices [N, n, m].
+
+        Each process iterates a share of them, and gets the others' results: the iteration takes far
+        longer than to send its result.
+        """
+        dtype = fastest(self.dtype, updates[0].device)
+        ranks = _ranks()
+        if ranks == 1 or len(updates) == 1:
+            return orthogonal(torch.stack(updates).to(dtype), self.iterations)
+        share = -(-len(updates) // ranks)
+        own = torch.zeros(share, *updates[0].shape, dtype=dtype, device=updates[0].device)
+        if mine := updates[share * dist.get_rank() :][:share]:
+            own[: len(mine)] = orthogonal(torch.stack(mine).to(dtype), self.iterations)
+        matrices = own.new_empty(share * ranks, *own.shape[1:])
+        # As bytes: gloo sends no bfloat16.
+        dist.all_gather(list(matrices.view(torch.uint8).split(share)), own.view(torch.uint8))
+        return matrices[: len(updates)]
+
+
+def _ranks() -> int:
+    """Processes that make the same update."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def orthogonal(matrices: Tensor, iterations: int) -> Tensor:

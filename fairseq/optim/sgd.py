@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from fairseq.modules import devices
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.settings import AdagradConfig, NAGConfig, SGDConfig
@@ -30,15 +31,25 @@ class MomentumSGD(ElementwiseOptimizer):
         return {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        scale_(grads, factor)
-        if group["weight_decay"] != 0:
-            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-        if group["momentum"] > 0:
-            buffers = [state["momentum_buffer"] for state in states]
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, grads)
-            grads = buffers
-        torch._foreach_add_(params, grads, alpha=-group["lr"])
+        """One call of PyTorch's function: on an accelerator its fused kernel, which multiplies
+        gradients itself."""
+        fused = devices.is_accelerator(params[0].device)
+        if not fused:
+            scale_(grads, factor)
+        sgd(
+            params,
+            grads,
+            [state.get("momentum_buffer") for state in states],
+            foreach=not fused,
+            fused=fused,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            dampening=0.0,
+            weight_decay=group["weight_decay"],
+            nesterov=False,
+            maximize=False,
+            grad_scale=divisor(factor, 1.0, params[0].device) if fused else None,
+        )
 
 
 class SGD(FairseqOptimizer):

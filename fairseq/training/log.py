@@ -101,7 +101,8 @@ class RunLog:
             logger.info("%s", line)
         saving = self.settings.checkpoint
         common = self.settings.common if self.is_first else None
-        config = plain_settings(state.settings)
+        # A setting such as `bf16` does not tell: a processor may compute in float32 instead.
+        config = plain_settings(state.settings) | {"precision": state.precision.name(state.world.device)}
         with recording(common, saving.save_dir, state.num_updates, not saving.no_save, config) as self._record:
             yield
 

@@ -181,6 +181,8 @@ class Run:
         parse_window(settings.profiling.profile, settings.optimization.max_update)
         self.stopped = False
         self.saved_at = time.perf_counter()
+        # Whether this run froze its objects; None: who has frozen others decides what is collected.
+        self.frozen: bool | None = None if gc.get_freeze_count() else False
 
     def train(self) -> None:
         """Train until ``state.end`` says why not further: at the end of the stage or of the run, or
@@ -222,6 +224,8 @@ class Run:
                 self.profiler.finish(state.num_updates)
             finally:
                 self.profiler.drop()
+                if self.frozen:
+                    gc.unfreeze()
                 # Also after an error: what is being written in the background is completed.
                 self.saver.wait()
             world.barrier()
@@ -238,6 +242,12 @@ class Run:
             for samples in bar:  # the position in the data is behind *samples* already
                 self.profiler.before_update(state.num_updates)
                 applied = self.log.measured(functools.partial(update, state, samples, self.requests))
+                if self.frozen is False:
+                    # Model, optimizer and compiled code live as long as the run. To search them for
+                    # garbage holds up this process, and all that wait for its gradients.
+                    gc.collect()
+                    gc.freeze()
+                    self.frozen = True
                 if applied:
                     for hook in self.hooks:
                         hook.on_update(state)
@@ -388,7 +398,9 @@ class Run:
         state.world.barrier()
 
     def requests(self) -> Requests:
-        """What this process asks of all of them. The clock of the first one counts."""
+        """Return what this process asks of all of them; the clock of the first one counts. Called
+        while the device computes an update: the next batch is copied meanwhile."""
+        self.state.batches.fetch()
         minutes = self.saving.save_interval_minutes
         is_first, unsaved = self.state.world.is_first, time.perf_counter() - self.saved_at
         return Requests(

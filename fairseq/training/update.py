@@ -14,6 +14,7 @@ from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import chunks_of
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.logging.figures import SIZE, NamedSums
+from fairseq.modules import devices
 from fairseq.tasks.carried import Carried
 from fairseq.training import nonfinite
 from fairseq.training.gradients import gradient_factor, norm_and_factor
@@ -26,8 +27,8 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     """Update *state* from *samples*, this process's batches, as many on every rank; None for an
     empty one. They are used up, also by an update that is skipped.
 
-    *ask* tells, after the backward pass, what this rank asks of all of them; ``state.requests`` is
-    then what any rank asked for.
+    *ask* tells, while the device computes, what this rank asks of all of them; ``state.requests``
+    is then what any rank asked for.
 
     Returns:
         False if the update was skipped, because its loss or gradients are not finite: weights and
@@ -68,10 +69,11 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     # ranks' requests as one vector.
     state.reducer.reduce()
     sums = sums.gathered(world)  # of a plug-in's log, which needs the outputs of all ranks
-    asked = torch.tensor(ask(), dtype=torch.float64).to(world.device, non_blocking=True)  # by this rank
+    requests = ask()  # of this rank
     if world.size > 1:
-        total = NamedSums((*sums.names, *Requests._fields), torch.cat([sums.values, asked]), sums.rows).reduced(world)
-        asked = total.values[len(sums.names) :]  # by any rank
+        votes = devices.move(torch.tensor(requests, dtype=sums.values.dtype), sums.values.device)
+        total = NamedSums((*sums.names, *Requests._fields), torch.cat([sums.values, votes]), sums.rows).reduced(world)
+        votes = total.values[len(sums.names) :]  # of any rank
         sums = NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
 
     # One factor divides by the global number of targets and the loss scale, and clips. The
@@ -84,8 +86,12 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
 
     # The only wait for the device. All of it is reduced: ranks decide alike.
     is_finite = torch.isfinite(gnorm) & torch.isfinite(sums["loss"])
-    finite, *requests = torch.cat([is_finite.double().view(1), asked]).tolist()
-    state.requests = Requests(*map(bool, requests))
+    if world.size > 1:
+        finite, *of_any = map(bool, torch.cat([is_finite.view(1).to(votes), votes]).tolist())
+        requests = Requests(*of_any)
+    else:
+        finite = bool(is_finite)
+    state.requests = requests
 
     # An overflow lowers the scale, enough updates without one raise it.
     if state.scaler is not None:
@@ -101,13 +107,13 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
             state.average.update(state.num_updates)
         state.lr_scheduler.step_update(state.num_updates)  # the rate of the next update
         # A percentage on the device: the log reads its mean, and no update waits for it.
-        clipped = (gnorm > state.cfg.clip_norm).double() * (100.0 if state.cfg.clip_norm > 0 else 0.0)
+        clipped = devices.exact(gnorm > state.cfg.clip_norm) * (100.0 if state.cfg.clip_norm > 0 else 0.0)
         for meter in state.meters.values():
             meter.add(sums, gnorm=gnorm, clip=clipped)
     else:
         _skip(state, batches, carried, sums)
     state.optimizer.zero_grad()
-    return bool(finite)
+    return finite
 
 
 def _skip(state: TrainingState, samples: Samples, carried: Carried, sums: NamedSums) -> None:

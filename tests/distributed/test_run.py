@@ -165,17 +165,17 @@ def test_ranks_connect_on_the_loopback_and_leave_nothing_behind() -> None:
     assert ranks(described) == [(0, (answer, False, 1)) for answer in answers]
 
 
-@pytest.mark.parametrize("device, backend", [("cuda:1", "nccl"), ("cpu", "gloo")])
-def test_gpus_talk_over_nccl_and_processors_over_gloo(
-    monkeypatch: pytest.MonkeyPatch, device: str, backend: str
+@pytest.mark.parametrize("device, asked", [("cuda:1", "nccl on cuda:1"), ("cpu", "gloo on None")])
+def test_gpus_talk_over_nccl_bound_to_them_and_processors_over_gloo(
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: str
 ) -> None:
-    def refuse(backend: str, **_: Any) -> None:
-        raise UserError(f"asked for {backend}")
+    def refuse(backend: str, device_id: Any = None, **_: Any) -> None:
+        raise UserError(f"asked for {backend} on {device_id}")
 
     monkeypatch.setattr(dist, "init_process_group", refuse)
     monkeypatch.setattr(launch, "device_of", lambda *_: torch.device(device))
     os.environ.update(RANK="0", WORLD_SIZE="2")
-    with user_error(f"^asked for {backend}$"):
+    with user_error(f"^asked for {asked}$"):
         launch._join(job(described))
 
 

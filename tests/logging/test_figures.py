@@ -14,6 +14,7 @@ import warm
 from fairseq import checkpoint
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.logging import figures
 from fairseq.logging.figures import Figure, Gathered, Meter, NamedSums, language_model_figures, ratio
 
 CPU = torch.device("cpu")
@@ -23,6 +24,7 @@ import torch
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import AdaptiveLoss, AdaptiveCriterionConfig
+from fairseq.logging import figures
 from fairseq.logging.figures import Figure, Gathered, ratio
 
 
@@ -98,6 +100,24 @@ def test_sums_are_reduced_over_ranks_and_predictions_joined_in_rank_order(monkey
     reduced = sums.reduced(World(0, 2, CPU))
     assert float(reduced["right"]) == 6 and reduced.rows["found"].tolist() == [0, 1, 10, 11]
     assert float(sums["right"]) == 3, "the sums of this rank stay as they are"
+
+
+def test_sums_are_those_of_one_update_after_the_other_whenever_they_are_read(monkeypatch):
+    monkeypatch.setattr(figures, "MOST_ADDED", 7)
+    losses, norms = torch.rand(2, 40, generator=torch.Generator().manual_seed(1))
+    loss = norm = 0.0
+    meter, read = Meter(CPU), Meter(CPU)
+    for number, (one, other) in enumerate(zip(losses, norms, strict=True)):
+        loss, norm = loss + float(one), norm + float(other)
+        names = {"right": 1} if number == 20 else {}
+        for each in (meter, read):
+            each.add(NamedSums.of({"loss": one, "ntokens": 4, "nsentences": 2, **names}, 4, CPU), gnorm=other)
+        assert float(read.totals["loss"]) == loss
+    for each in (meter, read):
+        state = each.state_dict()
+        assert (float(each.totals["loss"]), float(state["figures"]["gnorm"])) == (loss, norm)
+        assert float(each.totals["right"]) == 1 and each.updates == 40
+        assert state["totals"].untyped_storage().nbytes() == 8 * len(each.totals.names)
 
 
 def test_a_saved_meter_goes_on():

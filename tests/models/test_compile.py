@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,12 @@ from functorch.compile import make_boxed_func
 from mistakes import logged
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import bias
 
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.models import FairseqLanguageModel, loading
-from fairseq.modules import attention
+from fairseq.modules import attention, dispatch
+from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.tasks import setup_task
 
 XL = """--arch transformer_xl --n-layer 2 --d-model 16 --n-head 2 --d-inner 24 --mem-len 16 --cpu --tokens-per-sample 16
@@ -161,11 +162,12 @@ def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) ->
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
-    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+@pytest.mark.parametrize("groups", [2, 1])
+def test_compiled_attention_to_a_memory_is_flash_attention_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, groups: int, dynamic: bool
 ) -> None:
     """One graph forward and one backward, each with the flash kernel, causal and with dropout, and
-    without a mask.
+    without a mask or repeated keys.
 
     Traced with tensors without data, on a device that stands for a GPU.
     """
@@ -176,55 +178,46 @@ def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
         return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()
-    monkeypatch.setattr(attention, "has_flash", lambda query: True)
+    for module in (bias, torch.backends.cuda):
+        monkeypatch.setattr(module, "can_use_flash_attention", lambda params: True)
     attend = torch.compile(
         attention.attend, dynamic=dynamic, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)
     )
-    query, key = (torch.empty(3, 2, n, 12, device="meta", dtype=torch.bfloat16, requires_grad=True) for n in (8, 13))
-    assert attend(query, [key], [key], dropout_p=0.1).shape == query.shape
-    attend(query, [key], [key], dropout_p=0.1).sum().backward()
+    query, key = (
+        torch.empty(3, heads, n, 12, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for heads, n in ((2, 8), (groups, 13))
+    )
+    for _ in range(2):
+        visible = attention.CAUSAL.prepare(8, 13, query.device, blocks=False)
+        result = attend(query, [key], [key], visible, dropout_p=0.1)
+        assert result.shape == query.shape
+        result.sum().backward()
     forward, backward = ([call for call in calls if "attention" in call[0]] for calls in found)
     ((name, arguments),) = forward
     assert name == "aten._scaled_dot_product_flash_attention.default" and arguments[3:5] == (0.1, True)
     assert [name for name, _ in backward] == ["aten._scaled_dot_product_flash_attention_backward.default"]
-    assert not any("where" in name or "iota" in name for calls in found for name, _ in calls)
+    assert not any("where" in name or "iota" in name or "expand" in name for name, _ in found[0])
 
 
-@pytest.mark.parametrize(
-    ("capability", "channels"), [((7, 5), 0), ((8, 0), 256), ((8, 6), 192), ((8, 9), 192), ((9, 0), 256)]
-)
-def test_flash_attention_runs_in_half_precision_since_ampere(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], channels: int
-) -> None:
-    """Heads of more than 192 channels have a backward pass on A100 and H100 only."""
+@pytest.mark.parametrize("kind", ["window", "padded"])
+def test_compiled_layers_read_block_masks_that_are_made_anew(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    graphs: list[Any] = []
 
-    def query(channels: int, dtype: torch.dtype) -> Any:
-        return SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype, size=lambda dim: channels)
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    for dtype in (torch.bfloat16, torch.float16):
-        assert [attention.has_flash(query(n, dtype)) for n in (64, 192, 200, 256)] == [
-            n <= channels for n in (64, 192, 200, 256)
-        ]
-    assert not attention.has_flash(query(64, torch.float32))
-    assert not attention.has_flash(query(264, torch.bfloat16))
-    assert not attention.has_flash(torch.empty(1, 1, 2, 64, dtype=torch.bfloat16))
-
-    def chosen(x: Tensor) -> Tensor:
-        return x + 1 if attention._flash_channels(torch.device("cuda:0")) else x
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
 
     torch._dynamo.reset()
-    once = torch.compile(chosen, fullgraph=True, backend="eager")
-    assert bool(once(torch.zeros(()))) is (channels > 0)
-
-
-@pytest.mark.parametrize("switch", ["is_flash_attention_available", "flash_sdp_enabled"])
-def test_flash_attention_is_not_called_where_torch_lacks_it_or_it_is_switched_off(
-    monkeypatch: pytest.MonkeyPatch, switch: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for name in ("is_flash_attention_available", "flash_sdp_enabled"):
-        monkeypatch.setattr(torch.backends.cuda, name, lambda name=name: name != switch)
-    query: Any = SimpleNamespace(device=torch.device("cuda:0"), dtype=torch.bfloat16, size=lambda dim: 64)
-    assert not attention.has_flash(query)
+    monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
+    layer = TransformerLayer(attention.SelfAttention(32, 2, kv_heads=1), 32, 32).eval()
+    x, memory = torch.randn(3, 8, 32), torch.randn(3, 5, 32) if kind == "window" else None
+    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    with torch.no_grad():
+        for count in (2, 4):
+            padding = torch.arange(8).expand(3, 8) >= count
+            visible = attention.Causal(3) if kind == "window" else attention.Bidirectional(padding)
+            prepared = visible.prepare(8, 8 if memory is None else 13, x.device, blocks=True)
+            torch.testing.assert_close(
+                compiled(x, memory=memory, visible=prepared)[0], layer(x, memory=memory, visible=visible)[0]
+            )
+    assert len(graphs) == 1 and "flex_attention" in graphs[0].code

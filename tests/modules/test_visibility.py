@@ -4,12 +4,16 @@ query at a time."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.bias import CausalBias
+from torch.overrides import TorchFunctionMode
 
 from fairseq.models.transformer_xl import TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
@@ -168,42 +172,96 @@ def test_attention_that_cannot_look_ahead_says_so() -> None:
 # The kernels of GPUs
 
 
-class Calls(list[dict[str, object]]):
-    """What was handed to torch's fused attention, which is called all the same."""
+class Calls(TorchFunctionMode):
+    """What is handed to torch's fused attention, which is called all the same."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        kernel = F.scaled_dot_product_attention
+        self.made: list[dict[str, Any]] = []
 
-        def note(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
-            self.append({"dim": query.size(-1), **options})
-            return kernel(query, key, value, **options)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(F, "scaled_dot_product_attention", note)
-        monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention:
+            self.made.append({"dim": args[0].size(-1), **kwargs})
+        return function(*args, **(kwargs or {}))
 
 
-def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, *, scale: float) -> Any:
-        """torch's operator, which aligns the last query to the last key; it wants heads of a
-        multiple of 8 channels."""
-        assert is_causal and query.size(-1) % 8 == 0
-        visible = torch.ones(query.size(2), key.size(2)).tril(key.size(2) - query.size(2)).bool()
-        options: Any = {"attn_mask": visible, "dropout_p": dropout_p, "scale": scale}
-        return F.scaled_dot_product_attention(query, key, value, **options), None
-
-    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", flash)
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The calls of torch's fused attention in a test whose CPU stands for a GPU."""
     monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
-    monkeypatch.setattr(attention_module, "has_flash", lambda query: True)
-    query, key, value = inputs(4)
-    found = attend(query, [key[:, :, :3], key[:, :, 3:]], [value[:, :, :3], value[:, :, 3:]], CAUSAL, 0.0)
-    torch.testing.assert_close(found.double(), naive(query, key, value, CAUSAL), atol=1e-6, rtol=1e-6)
+    with Calls() as mode:
+        yield mode.made
 
 
-def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("dropout_p", [0.0, 1e-9])
+@pytest.mark.parametrize("precise", [True, False])
+def test_on_gpus_a_segment_after_memory_is_causal_by_torch_s_own_bias(
+    calls: list[dict[str, Any]], precise: bool, dropout_p: float
 ) -> None:
-    calls = Calls(monkeypatch)
+    query, key, value = inputs(4, torch.float32 if precise else torch.bfloat16)
+    visible = CAUSAL.prepare(4, 7, query.device, blocks=False)
+    found = attend(query, [key[:, :, :3], key[:, :, 3:]], [value[:, :, :3], value[:, :, 3:]], visible, dropout_p)
+    tolerance = 1e-6 if precise else 3e-2
+    torch.testing.assert_close(found.double(), naive(query, key, value, CAUSAL), atol=tolerance, rtol=tolerance)
+    assert isinstance(calls[0]["attn_mask"], CausalBias) and calls[0]["dropout_p"] == dropout_p
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("visible", [Causal(3), Bidirectional(PADDING)], ids=["window", "padded"])
+def test_on_gpus_flex_attention_reads_the_visible_keys(
+    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]], visible: Visibility, groups: int
+) -> None:
+    """Computed on the CPU, where torch refuses to compute its gradient."""
+    monkeypatch.setattr(attention_module, "_compiled_flex_attention", lambda: flex.flex_attention)
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+    query, key, value = inputs(4)
+    shared = [x[:, :groups].detach().requires_grad_() for x in (key, value)]
+    prepared = visible.prepare(4, 7, query.device, blocks=True)
+    results = []
+    for found in (
+        attend(query, [shared[0]], [shared[1]], prepared),
+        naive(query, *(x.repeat_interleave(2 // groups, dim=1) for x in shared), visible),
+    ):
+        results.append([found, *torch.autograd.grad(found.square().sum(), [query, *shared])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), atol=1e-5, rtol=1e-5)
+    assert not calls
+
+
+def test_flex_attention_is_for_cuda_where_it_computes_what_attention_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    class Asked(Causal):
+        def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+            asked.append(blocks)
+            return self
+
+    kinds = [(128, 0.1, "cuda", 128), (64, 0.0, "cuda", 128), (128, 0.0, "cuda", 127), (128, 0.0, "xpu", 128)]
+    for width, dropout, device, queries in [(128, 0.0, "cuda", 128), *kinds]:
+        SelfAttention(width, 8, dropout).prepare(Asked(), queries, 500, torch.device(device))
+    assert asked == [True, False, False, False]
+    SelfAttention(128, 8, 0.1).eval().prepare(Asked(), 128, 500, torch.device("cuda"))
+    assert asked.pop() and Causal(3).prepare(128, 500, torch.device("cpu"), False).fused is None
+    for device in ("cpu", "meta", "mps"):
+        assert SelfAttention(128, 8).prepare(CAUSAL, 128, 500, torch.device(device)) is CAUSAL
+
+
+@pytest.mark.parametrize("is_flash", [True, False])
+def test_on_gpus_heads_share_keys_where_a_kernel_takes_that(
+    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]], is_flash: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda params: is_flash)
+    for queries, visible, is_shared in [(7, CAUSAL, True), (4, CAUSAL, True), (7, Causal(3), False)]:
+        query, key, value = inputs(queries)
+        key, value = key[:, :1], value[:, :1]
+        found = attend(query, [key], [value], visible.prepare(queries, 7, query.device, blocks=False))
+        wanted = naive(query, key.expand(-1, 2, -1, -1), value.expand(-1, 2, -1, -1), visible)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
+        assert calls[0]["enable_gqa"] is (is_flash and is_shared)
+        calls.clear()
+
+
+def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(calls: list[dict[str, Any]]) -> None:
     for queries, visible, dropout_p in [
         (7, CAUSAL, 0.1),
         (1, CAUSAL, 0.0),
@@ -212,7 +270,7 @@ def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(
     ]:
         query, key, value = inputs(queries)
         attend(query, [key], [value], visible, dropout_p)
-    assert calls[0]["is_causal"] is True and calls[0]["dropout_p"] == 0.1 and "attn_mask" not in calls[0]
+    assert calls[0]["is_causal"] is True and calls[0]["dropout_p"] == 0.1 and calls[0]["attn_mask"] is None
     assert calls[1]["attn_mask"] is None and calls[2]["attn_mask"] is None
     mask = calls[3]["attn_mask"]
     assert isinstance(mask, Tensor) and mask.shape == (3, 1, 1, 7)
@@ -220,7 +278,7 @@ def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(
 
 @pytest.mark.parametrize(("head", "given"), [(41, 48), (36, 40), (64, 64)])
 def test_on_gpus_heads_of_relative_attention_are_a_multiple_of_eight(
-    head: int, given: int, monkeypatch: pytest.MonkeyPatch
+    head: int, given: int, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
 ) -> None:
     torch.manual_seed(1)
     attention = RelativeAttention(16, 2, 0.0, head_dim=head).double()
@@ -230,7 +288,7 @@ def test_on_gpus_heads_of_relative_attention_are_a_multiple_of_eight(
     positions = RelativePositions(torch.randn(9, 16).double())
     results = []
     for gpu in (False, True):
-        calls = Calls(monkeypatch) if gpu else []
+        monkeypatch.setattr(dispatch, "is_cpu", lambda x, gpu=gpu: not gpu)
         out = attention(x, memory=memory, positions=positions)
         results.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
     assert [call["dim"] for call in calls] == [given] and calls[0]["scale"] == 1.0
@@ -238,13 +296,17 @@ def test_on_gpus_heads_of_relative_attention_are_a_multiple_of_eight(
         torch.testing.assert_close(one, other)
 
 
-def test_on_gpus_every_layer_of_a_model_with_memory_reaches_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_gpus_every_layer_of_a_model_with_memory_reaches_the_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
+) -> None:
     cfg = TransformerXLConfig(n_layer=3, n_head=2, d_model=8, d_head=5, d_inner=12, mem_len=4, tokens_per_sample=4)
     model = TransformerXLDecoder(cfg, 20).eval()
     source = torch.arange(16).view(2, 8)
+    monkeypatch.setattr(dispatch, "is_cpu", lambda x: True)
     _, extra = model(source[:, :4])
     wanted, _ = model(source[:, 4:], memory=extra["memory"])
-    calls = Calls(monkeypatch)
+    monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
+    calls.clear()
     found, _ = model(source[:, 4:], memory=extra["memory"])
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     assert [call["dim"] for call in calls] == [8, 8, 8]

@@ -10,6 +10,7 @@ import pytest
 import runs
 import torch
 from mistakes import user_error
+from ranks import on_ranks
 from small_runs import a_run
 
 from fairseq.errors import UserError
@@ -21,6 +22,7 @@ from fairseq.optim import (
     parameter_groups,
     register_optimizer,
 )
+from fairseq.optim import muon as muon_module
 from fairseq.optim.groups import HIDDEN, NO_DECAY, OUTER, is_norm_or_bias
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.muon import Muon, orthogonal
@@ -91,6 +93,31 @@ def test_matrices_that_exceed_a_batch_are_updated_alike(monkeypatch):
     for other in results[1:]:
         for p, q in zip(results[0], other, strict=True):
             torch.testing.assert_close(p, q, rtol=1e-13, atol=1e-13)
+
+
+SHARED = [(6, 4), (4, 6), (6, 4), (5, 5), (6, 4), (4, 6)]  # three, two and one of a shape
+
+
+def shared_steps(world, dtype):
+    """Parameters after three updates, and how many matrices this process iterated."""
+    seen = []
+    iterate = muon_module.orthogonal
+    muon_module.orthogonal = lambda matrices, iterations: seen.append(len(matrices)) or iterate(matrices, iterations)
+    params = parameters(SHARED, torch.float32)
+    train(Muon([{"params": params, "group": HIDDEN}], 0.02, 0.9, 5, dtype, **ADAM), params, gradients(3, SHARED))
+    return [p.detach() for p in params], sum(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_processes_share_the_iterations_and_hold_what_one_process_computes(dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(muon_module, "orthogonal", orthogonal)
+    alone, count = shared_steps(None, dtype)
+    (one, mine), (other, yours) = on_ranks(shared_steps, 2, tmp_path, dtype)
+    # Sent, or iterated by each if there is no other of its shape.
+    assert (count, mine, yours) == (18, 12, 9)
+    for p, q, expected in zip(one, other, alone, strict=True):
+        assert torch.equal(p, q)
+        torch.testing.assert_close(p, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16)])

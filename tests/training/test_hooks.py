@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,17 @@ def test_a_hook_may_end_a_run_before_its_first_update(tmp_path: Path, caplog: py
         assert watch.calls == [("start", last), ("end", last, "the budget")]
         assert not list(tmp_path.glob("*.pt"))
     assert caplog.text.count("nothing to do: the budget is reached after 0 updates") == 2
+
+
+def test_what_lives_until_the_end_of_a_run_is_not_searched_for_garbage(tmp_path: Path) -> None:
+    class Frozen(Hook):
+        def on_update(self, state: Any) -> None:
+            counts.append(gc.get_freeze_count())
+
+    counts: list[int] = []
+    gc.unfreeze()
+    try:
+        run(tmp_path, "--max-update 2 --no-save --disable-validation", Frozen())
+        assert min(counts) > 10_000 and gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # the tests themselves, as before

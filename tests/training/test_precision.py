@@ -9,17 +9,17 @@ import re
 import pytest
 import runs
 import torch
-from mistakes import logged
 
 from fairseq import checkpoint
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.settings import CommonConfig
-from fairseq.errors import UserError
+from fairseq.errors import UserError, with_flags
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.inference.loading import load_language_models
 from fairseq.inference.writer import Writer
 from fairseq.modules import precision
 from fairseq.training import gradients
+from fairseq.training import log as training_log
 from fairseq.training import update as update_module
 
 
@@ -145,10 +145,15 @@ def test_bfloat16_is_float32_on_processors_that_are_faster_so(tmp_path, monkeypa
     monkeypatch.setattr(precision, "bfloat16_is_slower", BFLOAT16_IS_SLOWER)
     flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 2 --no-save --disable-validation --optimizer muon"]
     flags += ["--lr-scheduler wsd"]
-    with caplog.at_level("WARNING"):
+    configs, recording = [], training_log.recording
+    monkeypatch.setattr(training_log, "recording", lambda *args: configs.append(args[-1]) or recording(*args))
+    with caplog.at_level("INFO"):
         losses = runs.losses(runs.train(tmp_path, *flags, "--bf16"))
+    ran = "fp32" if slower else "bf16"
+    assert configs[0]["precision"] == ran and any(f"to come (0.048 epochs); {ran};" in line for line in caplog.messages)
     assert (losses == runs.losses(runs.train(tmp_path, *flags))) == slower
-    lines = [line for line in logged(caplog) if "faster in float32" in line]
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    lines = [with_flags(record.getMessage()) for record in warned if "faster in float32" in record.getMessage()]
     assert lines == ["--bf16: this processor is faster in float32, which is used instead"] * slower
     assert precision.fastest(torch.bfloat16, torch.device("cuda")) == torch.bfloat16
     BFLOAT16_IS_SLOWER.cache_clear()

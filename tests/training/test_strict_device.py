@@ -24,13 +24,16 @@ from strict import on_strict_device
 
 from fairseq.analysis import plots
 from fairseq.config import options
+from fairseq.data import iterator
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_scorer
 from fairseq.kernels import arguments
 from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.modules import devices
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
+from fairseq.training import loop
 from fairseq.training import update as update_module
 from fairseq_cli import eval_lm, finetune, generate
 from fairseq_cli.analyze import attention, get_attention_parser, get_recl_parser, recl
@@ -183,6 +186,38 @@ def test_an_encoder_trains_resumes_is_scored_and_is_exported(name: str, with_not
     assert model.fill("ax <mask> by")
 
 
+@pytest.mark.parametrize("name", DECODERS)
+@on_strict_device
+def test_a_decoder_trains_is_scored_and_writes_without_float64(name: str, data: Path, tmp_path: Path) -> None:
+    strict.backend().has_float64 = False
+    check_losses(tmp_path, data, DECODERS[name])
+    runs.train(tmp_path, DECODERS[name], DROPOUT, "--max-update 1", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+    check_scores(file, data, "--max-tokens 64 --tokens-per-sample 8")
+    for flags in ("--beam 2", "--sampling --sampling-topp 0.9 --seed 2"):
+        check_texts(file, data, flags)
+
+
+@pytest.mark.parametrize("name, form", [*((name, "") for name in ENCODERS), ("bert with notes", "--note-form centred")])
+@on_strict_device
+def test_an_encoder_trains_resumes_and_is_scored_without_float64(
+    name: str, form: str, with_notes: Path, tmp_path: Path
+) -> None:
+    strict.backend().has_float64 = False
+    check_losses(tmp_path, with_notes, ENCODERS[name], OF_NOTES, form)
+    check_scores(resumed(tmp_path, with_notes, ENCODERS[name], OF_NOTES, form), with_notes, "--gen-subset valid")
+
+
+@on_strict_device
+def test_a_device_without_float64_refuses_it_and_numbers_in_float64_are_on_the_host() -> None:
+    strict.backend().has_float64 = False
+    x = torch.rand(3, device=strict.NAME)
+    for refused in (x.double, lambda: torch.zeros(2, dtype=torch.float64, device=strict.NAME)):
+        with pytest.raises(TypeError, match="no float64"):
+            refused()
+    assert devices.exact(x).dtype == torch.float64 and not strict.is_strict(devices.exact(x))
+
+
 @on_strict_device
 def test_notes_of_a_causal_model(with_notes: Path, tmp_path: Path) -> None:
     flags = (noted.CAUSAL, "--notes --note-context --update-freq 2 --log-interval 1 --no-epoch-checkpoints")
@@ -223,7 +258,7 @@ def test_stages_profile_and_optimizers(data: Path, tmp_path: Path) -> None:
     shortformer = f"--arch shortformer_tiny {ADAPTIVE}"
     log = runs.train(tmp_path / "stages", shortformer, "--stages 8:2,16:4 --profile 1:2 --async-save", data=data)
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8, 8, 16, 16]
-    for optimizer in ("nag", "adafactor", "muon"):
+    for optimizer in ("nag", "sgd --momentum 0.9", "sgd", "adafactor", "muon"):
         check_losses(tmp_path / optimizer, data, DECODERS["baseline"], "--optimizer", optimizer)
 
 
@@ -255,8 +290,10 @@ def test_batches_that_exceed_the_memory(data: Path, tmp_path: Path) -> None:
         runs.train(tmp_path, DECODERS["baseline"], "--max-update 1 --no-save", data=data)
 
 
+@pytest.mark.parametrize("has_float64", [True, False])
 @on_strict_device
-def test_classification(tmp_path: Path) -> None:
+def test_classification(has_float64: bool, tmp_path: Path) -> None:
+    strict.backend().has_float64 = has_float64
     sentences.write_dictionary(tmp_path / "bin")
     sentences.write_task(tmp_path / "MR", train=16, dev=8)
     sentences.write_pretrained(tmp_path / "bert.pt", tmp_path / "bin", "--token-types 0", tnf=True)
@@ -265,8 +302,10 @@ def test_classification(tmp_path: Path) -> None:
     assert finetune.main(parsed(get_finetune_parser(), tmp_path / "MR", *flags))["runs"]
 
 
+@pytest.mark.parametrize("has_float64", [True, False])
 @on_strict_device
-def test_analyses_and_the_python_interface(data: Path, tmp_path: Path) -> None:
+def test_analyses_and_the_python_interface(has_float64: bool, data: Path, tmp_path: Path) -> None:
+    strict.backend().has_float64 = has_float64
     plots._save = lambda figure, path, *rest: path.write_bytes(b"")  # drawing takes seconds
     golden = runs.GOLDEN / "shortformer_stage2.pt"
     flags = ("--gen-subset test --step 4 --max-context 8 --positions 5 --out", tmp_path / "recl")
@@ -346,19 +385,47 @@ def test_the_device_has_random_numbers_of_its_own() -> None:
     assert model.to(strict.NAME).weight is weight and strict.is_strict(weight)
 
 
-@pytest.mark.parametrize(
-    "name, launches, waits", [("shortformer", 490, 5), ("llama", 520, 5), ("transformer-xl", 380, 5)]
-)
+NARROW = "--decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 4"
+CUTOFFS = "--adaptive-input-cutoff 50,100 --adaptive-softmax-cutoff 50,100"
+PUBLISHED = {  # with all their layers, in which the number of launches lies
+    "shortformer_wiki103": f"{NARROW} {CUTOFFS} --criterion adaptive_loss --optimizer nag --lr 0.01 --clip-norm 0.1",
+    "llama_135m": f"{NARROW} --decoder-kv-heads 2 --criterion cross_entropy --optimizer adam --lr 0.01 --clip-norm 1",
+}
+
+
+@pytest.mark.parametrize("arch, launches", [("shortformer_wiki103", 2335), ("llama_135m", 6309)])
 @on_strict_device
-def test_an_update_launches_and_waits_no_more_than_before(
-    name: str, launches: int, waits: int, data: Path, tmp_path: Path
+def test_an_update_waits_once_and_launches_no_more_than_before_and_a_validation_waits_at_its_end(
+    arch: str, launches: int, data: Path, tmp_path: Path
 ) -> None:
-    counts = []
-    for updates in (4, 5):
-        before = strict.backend().launches, strict.backend().waits
-        flags = f"--update-freq 1 --no-save --disable-validation --log-interval 100 --max-update {updates}"
-        runs.train(tmp_path, DECODERS[name], DROPOUT, flags, data=data)
-        after = strict.backend().launches, strict.backend().waits
-        counts.append([b - a for a, b in zip(before, after, strict=True)])
-    found = [b - a for a, b in zip(*counts, strict=True)]
-    assert found[0] <= launches and found[1] <= waits, found
+    counts: list[tuple[int, int]] = []
+    waits_before_copies: list[int] = []
+    evaluate, copy_batch = loop.evaluate, iterator._to_device
+
+    def count() -> None:
+        counts.append((strict.backend().launches, strict.backend().waits))
+
+    def counted_update(*args: Any) -> bool:
+        count()
+        return update_module.update(*args)
+
+    def counted_validation(state: Any, batches: Any) -> Any:
+        count()
+        meter = evaluate(state, batches)
+        count()
+        return meter
+
+    def counted_copy(*args: Any) -> Any:
+        waits_before_copies.append(strict.backend().waits)
+        return copy_batch(*args)
+
+    loop.update, loop.evaluate, iterator._to_device = counted_update, counted_validation, counted_copy
+    flags = "--cpu --train-subset valid --valid-subset test --tokens-per-sample 8 --batch-size 4 --bf16 --no-save"
+    runs.train(tmp_path, f"--arch {arch}", PUBLISHED[arch], flags, "--max-update 5 --batch-size-valid 1", data=data)
+    # From one update to the next, with what the loop and the log do.
+    (before, waits), (after, more) = counts[3:5]
+    assert more - waits == 1 and after - before <= launches, (after - before, more - waits)
+    assert waits_before_copies[4] == waits, "the next batch is copied before the update is waited for"
+    # Of four batches, before its figures are read.
+    (_, waits), (_, more) = counts[-2:]
+    assert more == waits
