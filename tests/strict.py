@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from fairseq.modules import precision
+from fairseq.modules import devices, precision
 
 NAME = "strict"
 OFFSET = "source_Storage_storage_offset"
@@ -68,6 +68,7 @@ class Backend(_DummyBackendModule):
         self.random = torch.Generator().manual_seed(0).get_state()
         # Operators that a GPU would launch a kernel for, and how often the host would wait for one.
         self.launches = self.waits = 0
+        self.has_float64 = True  # False: as on Apple's
         self.pinned: set[int] = set()  # addresses on the host
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -101,6 +102,8 @@ class Backend(_DummyBackendModule):
 
 def _retarget(tensor: Tensor, kind: int) -> Tensor:
     """The memory of *tensor* as a tensor of another device."""
+    if kind == PRIVATE and tensor.dtype in (torch.float64, torch.complex128) and not backend().has_float64:
+        raise TypeError(f"{NAME} has no float64")
     capsule = torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
     # The device's number follows the address in DLPack's structure.
     ctypes.c_int32.from_address(_capsule(capsule, b"dltensor") + 8).value = kind
@@ -369,3 +372,4 @@ def activate() -> None:
     torch.set_num_threads(1)
     precision.bfloat16_is_slower = lambda: False
     runs.DEVICE = NAME
+    devices.has_float64 = lambda device: device.type != NAME or backend().has_float64

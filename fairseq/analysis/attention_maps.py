@@ -23,6 +23,7 @@ from fairseq.errors import SettingError, UserError
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.attention import CAUSAL, Visibility
+from fairseq.modules.devices import exact
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file
@@ -116,8 +117,8 @@ def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
     Shape: weights [B, H, T, S], counted bool [B, T] → float64 [H, span], span ≥ S.
     """
     # In float64: a corpus adds up millions of weights, most of them far below the sum.
-    total = torch.einsum("bhts,bt->hts", weights.double(), counted.double())
-    apart = distances(total.size(1), total.size(2), weights.device)
+    total = torch.einsum("bhts,bt->hts", exact(weights), exact(counted))
+    apart = distances(total.size(1), total.size(2), total.device)
     behind = apart >= 0
     sums = total.new_zeros(total.size(0), span)
     return sums.index_add_(1, apart[behind], total[:, behind])

@@ -27,6 +27,7 @@ from fairseq.logging import metrics
 from fairseq.logging.figures import SIZE, Figure, Gathered, language_model_figures, ratio
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.views import logits_model, plain
+from fairseq.modules.devices import exact
 from fairseq.modules.output_layer import OutputLayer, move_partition
 from fairseq.system.refused import refused
 from fairseq.utils import item
@@ -253,7 +254,7 @@ def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
     """The *losses* [n] of the targets *rows* [n] of *sample*, with their positions."""
     # float64 holds positions up to 2**53 exactly,
     # so that position and loss are gathered as one tensor.
-    return Gathered(torch.stack([sample["positions"].reshape(-1)[rows].double(), losses.double()], 1))
+    return Gathered(torch.stack([exact(sample["positions"].reshape(-1)[rows]), exact(losses)], 1))
 
 
 def subset_figures(names: Iterable[str]) -> dict[str, Figure]:

@@ -16,6 +16,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample,
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.devices import exact
 from fairseq.system.deferred import names_of
 
 PREDICTIONS = "predictions"
@@ -74,7 +75,7 @@ class SentencePredictionCriterion(FairseqCriterion):
             loss = F.cross_entropy(logits, target, reduction="sum")
         # float64 holds class numbers and float32 scores alike without loss.
         # Of several scores a row, each is a pair of its own.
-        rows = torch.stack([predicted.detach().double().flatten(), target.double().flatten()], dim=1)  # (B, 2)
+        rows = torch.stack([exact(predicted.detach()).flatten(), exact(target).flatten()], dim=1)  # (B, 2)
         size = sample["nsentences"]
         return loss, size, {**logging_output(loss, sample, size), PREDICTIONS: Gathered(rows)}
 

@@ -271,7 +271,7 @@ def chunks_of(sample: Sample | None, chunks: int) -> list[Sample | None]:
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
     if sample is None or device.type == "cpu":
         return sample
-    return _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), sample)
+    return _map_tensors(lambda tensor: devices.move(tensor, device), sample)
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object) -> Any:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq.modules.devices import exact
+
 SHARPNESS = (5.0, 10.0, 20.0, 40.0)
 """Values that a fit tries."""
 _QUERIES = 256  # states that read the cache at once
@@ -88,13 +90,14 @@ def fitted(states: int, lprobs: Tensor, pointed: Tensor) -> Pointer:
     maximum.
     """
     found: list[tuple[float, Pointer]] = []
-    of_model = lprobs.double().exp()
-    for sharpness, of_cache in zip(SHARPNESS, pointed.double(), strict=True):
+    lprobs = exact(lprobs)
+    of_model = lprobs.exp()
+    for sharpness, of_cache in zip(SHARPNESS, exact(pointed), strict=True):
         known = of_cache >= 0
         weight = 0.5
         for _ in range(100):
             share = weight * of_cache
             weight = float((share / ((1 - weight) * of_model + share))[known].mean())
         pointer = Pointer(states, sharpness, weight)
-        found.append((float(pointer.mixed(lprobs.double(), of_cache).mean()), pointer))
+        found.append((float(pointer.mixed(lprobs, of_cache).mean()), pointer))
     return max(found, key=lambda each: each[0])[1]

@@ -136,7 +136,7 @@ class SentenceClassifier:
         if not texts:
             return []
         # In float64, so that probabilities of many classes sum to 1 in what is printed.
-        logits = self.logits(texts, batch_size).double()
+        logits = devices.exact(self.logits(texts, batch_size))
         if self.task.layout.is_regression:
             return [Prediction(None, score, {}) for score in logits.squeeze(1).tolist()]
         results = []
@@ -187,7 +187,7 @@ def predict(model: BaseFairseqModel, task: SentencePredictionTask, split: str, b
         UserError: the split's file cannot be used.
     """
     rows = task.dataset(split)
-    predicted = predictions(row_logits(model, rows, batch_size), task.layout.is_regression).double()
+    predicted = devices.exact(predictions(row_logits(model, rows, batch_size), task.layout.is_regression))
     target = None if None in rows.labels else torch.tensor(rows.labels, dtype=torch.float32).double()
     return Predictions(predicted, target, task.layout)
 

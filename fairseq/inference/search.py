@@ -21,6 +21,7 @@ from torch import Tensor
 from fairseq.inference.reader import Predictor, Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 
@@ -228,6 +229,10 @@ def _draws(generator: torch.Generator | None) -> Iterator[float]:
     while True:
         # float64: draws of float32 would fall on one of 2²⁴ steps, coarser than rare words'
         # probabilities.
+        if not devices.has_float64(device):
+            high, low = torch.rand(2, generator=generator, device=device).tolist()
+            yield high + low * 2.0**-24
+            continue
         yield from torch.rand(together, generator=generator, dtype=torch.float64, device=device).tolist()
 
 
@@ -331,7 +336,7 @@ def _sampled(
         lprobs, tokens = lprobs[index], None if tokens is None else tokens[index]
     if search.temperature > 0:
         numbers = [next(prompt.draws) for prompt, each in zip(prompts, places, strict=True) for _ in each]
-        draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
+        draws = torch.tensor(numbers, dtype=torch.float64, device=devices.exact_device(lprobs.device))
     index = choose(lprobs, search, draws, tokens)
     scores = iter(lprobs.gather(1, index[:, None]).squeeze(1).tolist()) if search.scored else None
     # The one synchronisation with a GPU of a step.
@@ -363,7 +368,7 @@ def choose(lprobs: Tensor, search: Search, draws: Tensor | None = None, tokens: 
     if tokens is None and (search.top_k or search.top_p < 1):
         scores, tokens = scores.topk(min(search.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
     # In float32 a running sum near 1 would not change by probabilities below 3e-8.
-    probabilities = scores.softmax(-1).double()
+    probabilities = devices.exact(scores.softmax(-1))
     if search.top_p < 1:
         # A token goes where those before it have reached top_p.
         probabilities[probabilities.cumsum(-1) - probabilities >= search.top_p] = 0
@@ -371,7 +376,7 @@ def choose(lprobs: Tensor, search: Search, draws: Tensor | None = None, tokens: 
     # The draw is scaled to the sum of what is left, instead of all probabilities.
     index = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
     # By rounding, a draw near 1 may lie behind the last sum.
-    index = index.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
+    index = index.clamp(max=cumulative.size(-1) - 1).to(lprobs.device)  # (B, 1)
     return (index if tokens is None else tokens.gather(1, index)).squeeze(1)
 
 
@@ -387,7 +392,8 @@ def _best(
     count = search.beam if search.eos < 0 else 2 * search.beam
     values, tokens = lprobs.topk(min(count, lprobs.size(-1)))  # (texts, k)
     scores = [text.score for prompt in prompts for text in prompt.live]
-    sums = torch.tensor(scores, dtype=torch.float64, device=lprobs.device)[:, None] + values
+    exact = devices.exact_device(lprobs.device)
+    sums = torch.tensor(scores, dtype=torch.float64, device=exact)[:, None] + values.to(exact)
     if search.beam == 1:  # the continuations of the only text are ranked
         best, columns = sums.tolist(), [list(range(values.size(1)))] * len(prompts)
     else:

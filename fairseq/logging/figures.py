@@ -78,7 +78,7 @@ class NamedSums:
     so that a single reduction serves all of them."""
 
     names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
-    values: Tensor  # float64 [names], on the device
+    values: Tensor  # float64 [names], on the device, or on the host where that has no float64
     rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
@@ -100,11 +100,11 @@ class NamedSums:
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
         # One copy to the device for all numbers together.
         numbers = [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names]
-        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), device)
+        vector = devices.move(torch.tensor(numbers, dtype=torch.float64), devices.exact_device(device))
         # Written on the device: to read a tensor's value into the list above would synchronise.
         for index, name in enumerate(names):
             if isinstance(summed[name], Tensor):
-                vector[index] = summed[name].detach()
+                vector[index] = summed[name].detach().to(vector.device)
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:
@@ -161,7 +161,7 @@ class Meter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = devices.exact_device(device)
         self.reset()
 
     def reset(self) -> None:
@@ -207,9 +207,10 @@ class Meter:
             else:
                 self._totals = sum(others, self._totals)
         for name in dict.fromkeys(name for _, means in added for name in means):
-            values = [means[name].detach() for _, means in added if name in means]
+            values = [means[name].detach().to(self.device) for _, means in added if name in means]
             # In float64: over a long epoch a float32 sum would lose the digits of its last terms.
-            self._means[name] = _running(self._means.get(name, values[0].new_zeros((), dtype=torch.float64)), values)
+            start = self._means.get(name, torch.zeros((), dtype=torch.float64, device=self.device))
+            self._means[name] = _running(start, values)
 
     def reduce(self, world: World) -> None:
         """Reduce the totals over ranks, each of which has added its own."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules import dispatch
-from fairseq.modules.devices import is_accelerator, is_cuda
+from fairseq.modules.devices import is_cuda
 from fairseq.modules.dispatch import compiled, kernels
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
@@ -33,7 +33,7 @@ class Visibility(ABC):
     """The keys that each of T queries reads, of S; a memory's come first.
 
     Attributes:
-        fused: what kernels of accelerators read in place of the mask, as :meth:`prepare` makes it:
+        fused: what kernels of GPUs read in place of the mask, as :meth:`prepare` makes it:
             ``torch.nn.attention.bias.CausalBias`` or flex attention's ``BlockMask``; None: a mask.
     """
 
@@ -49,7 +49,7 @@ class Visibility(ABC):
         return None if mask is None else _as_bias(mask, dtype)
 
     def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
-        """Return this value with what kernels of the accelerator *device* read in place of the
+        """Return this value with what kernels of the GPU *device* read in place of the
         mask; *blocks*: flex attention may be one of them.
 
         Called once for all layers: compiled layers can read the result, and not make it.
@@ -263,11 +263,12 @@ class SelfAttention(nn.Module):
 
     def prepare(self, visible: Visibility, queries: int, keys: int, device: torch.device) -> Visibility:
         """Return *visible* with what attention on *device* reads in place of its mask."""
-        if not is_accelerator(device):
+        # Elsewhere torch's functions would make a mask in each layer.
+        if not is_cuda(device):
             return visible
         # Flex attention has no dropout, and no narrower heads.
-        exact = not (self.training and self.dropout) and self.head_dim >= 16
-        return visible.prepare(queries, keys, device, is_cuda(device) and exact and queries >= _BLOCK)
+        is_flexible = queries >= _BLOCK and self.head_dim >= 16 and not (self.training and self.dropout)
+        return visible.prepare(queries, keys, device, is_flexible)
 
     def _attend(
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None

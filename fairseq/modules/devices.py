@@ -15,17 +15,9 @@ from torch.profiler import ProfilerActivity
 
 
 def accelerator() -> torch.device | None:
-    """Return the kind of accelerator that this machine has; None: only the CPU computes everything
-    that is needed."""
+    """Return the kind of accelerator that this machine has; None: it has none."""
     kind = torch.accelerator.current_accelerator()
-    return kind if kind is not None and torch.accelerator.is_available() and _has_float64(kind) else None
-
-
-def _has_float64(kind: torch.device) -> bool:
-    # Sums of losses, positions in a corpus and draws of samples are float64 on the device.
-    if kind.type == "xpu":
-        return bool(torch.xpu.get_device_properties().has_fp64)
-    return kind.type != "mps"
+    return kind if kind is not None and torch.accelerator.is_available() else None
 
 
 def count() -> int:
@@ -71,21 +63,43 @@ def name(device: torch.device) -> str:
     return device.type if name_of is None else str(name_of(device))
 
 
+# Numbers in float64: sums over a corpus, angles of positions, probabilities of draws
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether *device* computes in float64: Apple's GPUs do not, nor do some of Intel's."""
+    if device.type == "xpu":
+        return bool(torch.xpu.get_device_properties().has_fp64)
+    return device.type != "mps"
+
+
+def exact_device(device: torch.device) -> torch.device:
+    """Return where numbers of *device* are in float64: there, or on the host."""
+    return device if has_float64(device) else torch.device("cpu")
+
+
+def exact(x: Tensor) -> Tensor:
+    """Return *x* in float64, on :func:`exact_device`; a copy to the host waits for the device."""
+    return x.to(exact_device(x.device)).double()
+
+
 # Memory
 
 
 def pin(tensor: Tensor) -> Tensor:
     """Return *tensor* in pinned memory of the host,
-    from and to which copies need not wait for the device."""
-    return tensor.pin_memory()
+    from and to which copies need not wait for the device; Apple's share theirs with the host."""
+    kind = accelerator()
+    return tensor if kind is not None and kind.type == "mps" else tensor.pin_memory()
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return *tensor* on *device*, copied without waiting."""
+    """Return *tensor* on *device*, copied without waiting but to Apple's."""
     if is_accelerator(device) and tensor.device.type == "cpu":
         # A copy from pinned memory overlaps with computation; from pageable memory it would wait.
         tensor = pin(tensor)
-    return tensor.to(device, non_blocking=True)
+    # Apple's may read memory that is not pinned after it has been freed.
+    return tensor.to(device, non_blocking=device.type != "mps")
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules import devices
 from fairseq.modules.dispatch import kernels, on_cpu
 from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
@@ -82,7 +83,7 @@ class LinearOutput(OutputLayer):
         return linear_cross_entropy(self._transform(chosen), self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        target = target.to(hidden.device, non_blocking=True)
+        target = devices.move(target, hidden.device)
         return target_log_probs(self._transform(hidden), self._logits, self.weight.size(0), target, chunk)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -100,11 +101,7 @@ class LinearOutput(OutputLayer):
 def move_partition(partition: object, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
-        if partition.device.type == "cpu" and device.type not in ("cpu", "meta"):
-            # A copy from pinned memory overlaps with computation;
-            # from pageable memory it would wait.
-            partition = partition.pin_memory()
-        return partition.to(device, non_blocking=True)
+        return devices.move(partition, device)
     if isinstance(partition, tuple | list):
         return type(partition)(move_partition(part, device) for part in partition)
     return partition

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
+from fairseq.modules.devices import exact_device
 from fairseq.modules.dispatch import kernels
 
 _MORE_ROWS = 256  # of a table of sinusoids
@@ -84,9 +85,10 @@ class Rotation:
         """Cosines and sines of the positions 0 … count − 1: [count, 2, R/2], float32."""
         # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back
         # must give the same key.
-        positions = torch.arange(count, dtype=torch.float64, device=device)
-        angles = positions[:, None] * self.frequencies(device)  # (count, R/2)
-        return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+        exact = exact_device(device)
+        positions = torch.arange(count, dtype=torch.float64, device=exact)
+        angles = positions[:, None] * self.frequencies(exact)  # (count, R/2)
+        return torch.stack([angles.cos(), angles.sin()], dim=1).float().to(device)
 
 
 FEW_TURNS, MANY_TURNS = 1.0, 4.0

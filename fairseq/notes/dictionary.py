@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules import devices
 from fairseq.notes.settings import FORMS
 
 INIT_STD = 0.02
@@ -265,8 +266,8 @@ class NoteDictionary(nn.Module):
         if self.centred:
             # In float64: moments are brought up to date
             # by differences, whose rounding errors add up.
-            new, old = after.double() * changed[:, None], before.double() * (changed & known)[:, None]
-            added = (changed & ~known).sum()
+            new, old = devices.exact(after * changed[:, None]), devices.exact(before * (changed & known)[:, None])
+            added = (changed & ~known).sum().to(new.device)
             self.moments += torch.cat(((new - old).sum(0), (new.square() - old.square()).sum()[None], added[None]))
 
     def _notes_of(self, word: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -282,7 +283,7 @@ class NoteDictionary(nn.Module):
         # Equal notes differ by rounding only: below a 10,000th of their norm there is nothing to
         # tell words apart.
         readable = (self.taken[word] > 0) & (variance > 1e-8 * self.moments[-2] / count)
-        scaled = (notes - mean.float()) * variance.clamp(min=1e-12).rsqrt().float()
+        scaled = (notes - mean.float().to(notes.device)) * variance.clamp(min=1e-12).rsqrt().float()
         return scaled, readable if active is None else readable & active
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -306,7 +307,7 @@ class NoteDictionary(nn.Module):
         as in an average of checkpoints, are replaced."""
         super()._load_from_state_dict(state, prefix, *args)
         if self.centred and not self.table.is_meta:
-            rows = self.table[self.taken > 0].double()
+            rows = devices.exact(self.table[self.taken > 0])
             size = rows.new_tensor([len(rows)])
             moments = torch.cat((rows.sum(0), rows.square().sum()[None], size))
             if not torch.allclose(self.moments, moments, rtol=1e-6, atol=1e-6):  # a resumed run keeps every bit
@@ -316,10 +317,16 @@ class NoteDictionary(nn.Module):
         """Move the module, but keep the precision of notes: in half precision small updates of a
         mean are lost."""
         buffers = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}
-        super()._apply(fn, recurse)
+
+        def moved(x: Tensor) -> Tensor:
+            if x.dtype == torch.float64 and not devices.has_float64(fn(torch.empty(0)).device):
+                return x  # moments stay on the host
+            return fn(x)
+
+        super()._apply(moved, recurse)
         for name, value in buffers.items():
             if getattr(self, name).dtype != value.dtype:
-                setattr(self, name, value.to(self.table.device))
+                setattr(self, name, value.to(getattr(self, name).device))
         return self
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq.config.settings import OptimizationConfig
 from fairseq.errors import UserError
+from fairseq.modules import devices
 
 
 class WeightAverage:
@@ -82,14 +83,14 @@ class WeightAverage:
     def _up_to_date(self, mean: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """The mean of rows, *mean* [N, C] after *counts* [N] updates, whose *weights* [N, C] have
         been the same since."""
-        counts = counts.to(torch.float32 if counts.device.type == "mps" else torch.float64)
+        counts = counts.to(torch.float64 if devices.has_float64(counts.device) else torch.float32)
         kept = counts / self.count
         if self.decay < 1:
             kept = self.decay ** (self.count - counts) * (1 - self.decay**counts) / (1 - self.decay**self.count)
         return weights.to(mean.dtype, copy=True).lerp_(mean, kept.to(mean.dtype)[:, None])
 
     def _dtype(self, parameter: Tensor) -> torch.dtype:
-        return torch.float64 if self.decay == 1 and parameter.device.type != "mps" else torch.float32
+        return torch.float64 if self.decay == 1 and devices.has_float64(parameter.device) else torch.float32
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     sums = sums.gathered(world)  # of a plug-in's log, which needs the outputs of all ranks
     requests = ask()  # of this rank
     if world.size > 1:
-        votes = devices.move(torch.tensor(requests, dtype=sums.values.dtype), world.device)
+        votes = devices.move(torch.tensor(requests, dtype=sums.values.dtype), sums.values.device)
         total = NamedSums((*sums.names, *Requests._fields), torch.cat([sums.values, votes]), sums.rows).reduced(world)
         votes = total.values[len(sums.names) :]  # of any rank
         sums = NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
@@ -87,7 +87,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     # The only wait for the device. All of it is reduced: ranks decide alike.
     is_finite = torch.isfinite(gnorm) & torch.isfinite(sums["loss"])
     if world.size > 1:
-        finite, *of_any = map(bool, torch.cat([is_finite.to(votes.dtype).view(1), votes]).tolist())
+        finite, *of_any = map(bool, torch.cat([is_finite.view(1).to(votes), votes]).tolist())
         requests = Requests(*of_any)
     else:
         finite = bool(is_finite)
@@ -107,7 +107,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
             state.average.update(state.num_updates)
         state.lr_scheduler.step_update(state.num_updates)  # the rate of the next update
         # A percentage on the device: the log reads its mean, and no update waits for it.
-        clipped = (gnorm > state.cfg.clip_norm).double() * (100.0 if state.cfg.clip_norm > 0 else 0.0)
+        clipped = devices.exact(gnorm > state.cfg.clip_norm) * (100.0 if state.cfg.clip_norm > 0 else 0.0)
         for meter in state.meters.values():
             meter.add(sums, gnorm=gnorm, clip=clipped)
     else:

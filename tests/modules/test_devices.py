@@ -45,12 +45,23 @@ def test_accelerators_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, kind: 
         assert devices.is_present(f"{kind}:0")
 
 
-def test_devices_without_float64_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_in_float64_are_on_the_host_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerators.found(monkeypatch, "mps")
-    assert devices.accelerator() is None and devices.count() == 0 and not devices.is_present("mps")
-    accelerators.found(monkeypatch, "xpu")
+    assert devices.accelerator() == torch.device("mps") and devices.count() == 1
+    host = torch.device("cpu")
+    for device, place in ((APPLE, host), (INTEL, INTEL), (NVIDIA, NVIDIA), (host, host)):
+        assert devices.exact_device(device) == place
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=False))
-    assert devices.accelerator() is None
+    assert devices.exact_device(INTEL) == host
+    assert devices.exact(torch.tensor([True, False])).tolist() == [1.0, 0.0]
+
+
+def test_memory_is_not_pinned_for_a_gpu_that_shares_it_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x.clone())
+    x = torch.zeros(2)
+    for kind in ("mps", "cuda"):
+        accelerators.found(monkeypatch, kind)
+        assert (devices.pin(x) is x) == (kind == "mps")
 
 
 def test_torch_before_2_8_selects_a_device_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_scorer
 from fairseq.kernels import arguments
 from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.modules import devices
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import loop
@@ -185,6 +186,38 @@ def test_an_encoder_trains_resumes_is_scored_and_is_exported(name: str, with_not
     assert model.fill("ax <mask> by")
 
 
+@pytest.mark.parametrize("name", DECODERS)
+@on_strict_device
+def test_a_decoder_trains_is_scored_and_writes_without_float64(name: str, data: Path, tmp_path: Path) -> None:
+    strict.backend().has_float64 = False
+    check_losses(tmp_path, data, DECODERS[name])
+    runs.train(tmp_path, DECODERS[name], DROPOUT, "--max-update 1", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+    check_scores(file, data, "--max-tokens 64 --tokens-per-sample 8")
+    for flags in ("--beam 2", "--sampling --sampling-topp 0.9 --seed 2"):
+        check_texts(file, data, flags)
+
+
+@pytest.mark.parametrize("name, form", [*((name, "") for name in ENCODERS), ("bert with notes", "--note-form centred")])
+@on_strict_device
+def test_an_encoder_trains_resumes_and_is_scored_without_float64(
+    name: str, form: str, with_notes: Path, tmp_path: Path
+) -> None:
+    strict.backend().has_float64 = False
+    check_losses(tmp_path, with_notes, ENCODERS[name], OF_NOTES, form)
+    check_scores(resumed(tmp_path, with_notes, ENCODERS[name], OF_NOTES, form), with_notes, "--gen-subset valid")
+
+
+@on_strict_device
+def test_a_device_without_float64_refuses_it_and_numbers_in_float64_are_on_the_host() -> None:
+    strict.backend().has_float64 = False
+    x = torch.rand(3, device=strict.NAME)
+    for refused in (x.double, lambda: torch.zeros(2, dtype=torch.float64, device=strict.NAME)):
+        with pytest.raises(TypeError, match="no float64"):
+            refused()
+    assert devices.exact(x).dtype == torch.float64 and not strict.is_strict(devices.exact(x))
+
+
 @on_strict_device
 def test_notes_of_a_causal_model(with_notes: Path, tmp_path: Path) -> None:
     flags = (noted.CAUSAL, "--notes --note-context --update-freq 2 --log-interval 1 --no-epoch-checkpoints")
@@ -257,8 +290,10 @@ def test_batches_that_exceed_the_memory(data: Path, tmp_path: Path) -> None:
         runs.train(tmp_path, DECODERS["baseline"], "--max-update 1 --no-save", data=data)
 
 
+@pytest.mark.parametrize("has_float64", [True, False])
 @on_strict_device
-def test_classification(tmp_path: Path) -> None:
+def test_classification(has_float64: bool, tmp_path: Path) -> None:
+    strict.backend().has_float64 = has_float64
     sentences.write_dictionary(tmp_path / "bin")
     sentences.write_task(tmp_path / "MR", train=16, dev=8)
     sentences.write_pretrained(tmp_path / "bert.pt", tmp_path / "bin", "--token-types 0", tnf=True)
@@ -267,8 +302,10 @@ def test_classification(tmp_path: Path) -> None:
     assert finetune.main(parsed(get_finetune_parser(), tmp_path / "MR", *flags))["runs"]
 
 
+@pytest.mark.parametrize("has_float64", [True, False])
 @on_strict_device
-def test_analyses_and_the_python_interface(data: Path, tmp_path: Path) -> None:
+def test_analyses_and_the_python_interface(has_float64: bool, data: Path, tmp_path: Path) -> None:
+    strict.backend().has_float64 = has_float64
     plots._save = lambda figure, path, *rest: path.write_bytes(b"")  # drawing takes seconds
     golden = runs.GOLDEN / "shortformer_stage2.pt"
     flags = ("--gen-subset test --step 4 --max-context 8 --positions 5 --out", tmp_path / "recl")

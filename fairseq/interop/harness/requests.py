@@ -22,6 +22,7 @@ from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel, MaskedLanguageModel
 from fairseq.inference import Search, stream
+from fairseq.modules import devices
 from fairseq.text.text_corpus import TextCorpus, TextReader, report_unknown
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.tokenizer import LETTER
@@ -182,21 +183,23 @@ class Requests:
     def _totals(self, pieces: Sequence[Piece]) -> list[float]:
         """The summed log-probability of each piece."""
         # fp64: answers are compared by these sums, and thousands of fp32 terms would lose digits.
-        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(len(pieces), dtype=torch.float64, device=devices.exact_device(self.device))
         for rows, hidden, targets in self._predictions(pieces):
-            sums.index_add_(0, rows, self.output_layer.target_log_probs(hidden, targets).double())
+            lprobs = devices.exact(self.output_layer.target_log_probs(hidden, targets))
+            sums.index_add_(0, rows.to(sums.device), lprobs)
         return sums.tolist()
 
     @torch.inference_mode()
     def _scored(self, pieces: Sequence[Piece]) -> tuple[list[float], list[bool]]:
         """The summed log-probability of each piece,
         and whether each of its tokens is the most probable."""
-        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(len(pieces), dtype=torch.float64, device=devices.exact_device(self.device))
         misses = torch.zeros_like(sums)
         for rows, hidden, targets in self._predictions(pieces):
             lprobs = self.output_layer.log_probs(hidden)  # (N, V)
-            sums.index_add_(0, rows, lprobs.gather(1, targets[:, None])[:, 0].double())
-            misses.index_add_(0, rows, (lprobs.argmax(1) != targets).double())
+            rows = rows.to(sums.device)
+            sums.index_add_(0, rows, devices.exact(lprobs.gather(1, targets[:, None])[:, 0]))
+            misses.index_add_(0, rows, devices.exact(lprobs.argmax(1) != targets))
         return sums.tolist(), [not miss for miss in misses.tolist()]
 
     def _predictions(self, pieces: Sequence[Piece]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -260,7 +263,7 @@ class EncoderRequests:
     def rolling(self, texts: Iterable[str]) -> list[float]:
         """Return the log-probability of each text, as :class:`MaskedLanguageModel` reads it."""
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
-        return [float(lprobs.double().sum()) for _, lprobs in scored]
+        return [float(devices.exact(lprobs).sum()) for _, lprobs in scored]
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
         """Raise UserError: an encoder generates no text."""

@@ -84,8 +84,9 @@ def rotations(count: int, cfg: SimpleNamespace, device: torch.device) -> Tensor:
     turns = cfg.rotary_trained_positions * frequencies / (2 * math.pi)
     fast = ((turns - 1.0) / 3.0).clamp(0, 1)
     frequencies = frequencies * (fast + (1 - fast) / cfg.rotary_scaling)
-    angles = torch.arange(count, dtype=torch.float64, device=device)[:, None] * frequencies
-    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+    exact = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+    angles = torch.arange(count, dtype=torch.float64, device=exact)[:, None] * frequencies.to(exact)
+    return torch.stack([angles.cos(), angles.sin()], dim=1).float().to(device)
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor:
