@@ -228,6 +228,7 @@ class Run:
                     gc.unfreeze()
                 # Also after an error: what is being written in the background is completed.
                 self.saver.wait()
+            world.barrier()
             for hook in self.hooks:
                 hook.on_end(state)
 

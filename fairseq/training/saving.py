@@ -8,7 +8,6 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fairseq.checkpoint.store import copied
 from fairseq.config.settings import CheckpointConfig, DistributedConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded
+from fairseq.distributed.world import FILES
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class Saver:
         self.group: dist.ProcessGroup | None = None
         if is_sharded(distributed, world):
             # A group of its own: a thread's messages must not mix with training's.
-            limit = timedelta(seconds=distributed.distributed_timeout)
-            self.group = dist.new_group(backend="gloo", timeout=limit)
+            self.group = dist.new_group(backend="gloo", timeout=FILES)
         self.pending: Future[None] | None = None
 
     def save(self, state: dict[str, Any], point: SavePoint) -> None:

@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import TensorPart
+from fairseq.distributed.world import FILES
 from fairseq.errors import UserError
 from fairseq.training import saving
 from fairseq.training.saving import Saver
@@ -225,7 +225,7 @@ def a_sharded_state() -> tuple[dict[str, Any], TensorPart]:
 def test_the_parts_of_a_state_are_written_before_it_is_linked(sharded: Sharded, tmp_path: Path, flags: str) -> None:
     files = Folders(tmp_path)
     saver = sharded.saver(World(), files, flags)
-    assert sharded.groups == [{"backend": "gloo", "timeout": timedelta(seconds=7)}], "threads have a group of their own"
+    assert sharded.groups == [{"backend": "gloo", "timeout": FILES}], "threads have a group of their own"
     state, part = a_sharded_state()
     saver.save(state, SavePoint(2, 11))
     saver.wait()
