@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import autocast
+import pytest
 import runs
 import torch
 from torch import Tensor
@@ -338,6 +339,8 @@ def on_strict_device(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
+        if runs.DEVICE == "cuda":
+            pytest.skip("--device cuda: a test of the strict device")
         reader, writer = SERVER.Pipe(duplex=False)
         process = SERVER.Process(target=_run, args=(test.__module__, test.__name__, args, kwargs, writer))
         process.start()
@@ -349,6 +352,18 @@ def on_strict_device(test: Callable[..., None]) -> Callable[..., None]:
         process.join()
         if message:
             raise Failed(message)
+
+    return run
+
+
+def on_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a test that runs on the GPU with ``--device cuda``, and else on the strict
+    device; ``runs.DEVICE`` names it."""
+    on_strict = on_strict_device(test)
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        (test if runs.DEVICE == "cuda" else on_strict)(*args, **kwargs)
 
     return run
 
