@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types contracts tests docs wheel bench clean
+.PHONY: help install demo test lint types contracts tests docs wheel bench gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ wheel: ## build the wheel, and run the small demo with it in an environment of i
 
 bench: $(INSTALLED) ## measure speed and memory on this machine
 	@$(BIN)/python -m benchmarks.language_model
+
+# Without installing anything: torch is the one that the user has put there.
+gpu: DEVICE ?= cuda
+gpu: ## tests, speed and memory on this machine's GPU, in ten minutes; gpu-report.json (DEVICE=cpu: a rehearsal)
+	@$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu --device $(DEVICE)
 
 clean: ## remove what make made: .venv, demo/, caches (data and checkpoints stay)
 	rm -rf $(VENV) demo speedrun build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -40,15 +40,19 @@ def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) 
     return 2 * 2048 * 1024 * 4096 / seconds / 1e9
 
 
-def products_of(work: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products, attention's included, that *work*
-    computes."""
+def flop_counter() -> FlopCounterMode:
+    """Context that counts the operations of matrix products, attention's included."""
     formulas = {
         torch.ops.mkldnn._linear_pointwise: _linear_flops,
         torch.ops.fairseq.attention: _attention_flops,
         torch.ops.fairseq.attention_gradient: _attention_gradient_flops,
     }
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def products_of(work: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products that *work* computes."""
+    with flop_counter() as counter:
         work()
     return counter.get_total_flops()
 
