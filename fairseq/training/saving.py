@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,26 @@ class Saver:
         """Wait for the checkpoint that is being written;
         raise UserError if it cannot be written."""
         if self.pending is not None:
-            self.pending.result()
-            self.pending = None
+            pending, self.pending = self.pending, None
+            pending.result()
+
+    @contextlib.contextmanager
+    def completing(self) -> Iterator[None]:
+        """Complete, at the end of a run, the checkpoint that is being written; on every process.
+
+        Raises:
+            UserError: it cannot be written. After another error of the run, that is logged.
+        """
+        try:
+            yield
+        except BaseException:
+            try:
+                self.wait()
+            except Exception as error:
+                logger.error("%s", error)
+            raise
+        self.wait()
+        self.world.barrier()
 
     def _parts(
         self,
