@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import socket
@@ -92,4 +93,5 @@ def described(value: Any, world: World) -> Any:
     """What a process knows of its job, and the sum of all ranks."""
     total = int(world.sum(torch.tensor(world.rank)))
     group = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    return value, world, total, (dist.get_backend(), group.options._timeout, os.environ.get("GLOO_SOCKET_IFNAME"))
+    network = dist.get_backend(), group.options._timeout, os.environ.get("GLOO_SOCKET_IFNAME")
+    return value, dataclasses.replace(world), total, network

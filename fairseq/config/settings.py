@@ -221,8 +221,8 @@ class OptimizationConfig(MeanConfig, RateConfig):
     batch_chunk: int = flag(1, "passes per batch, each with a share of its rows and of their memory", low=1)
     stages: str | None = flag(
         None,
-        "staged training: LENGTH:LAST_UPDATE[:MAX_TOKENS[:LR]] of each stage, e.g. 128:140100,512:286000",
-        metavar="L:U[:T[:LR]],…",
+        "staged training: LENGTH[+MEMORY]:LAST_UPDATE[:MAX_TOKENS[:LR]] of each stage, e.g. 128:140100,512:286000",
+        metavar="L[+M]:U[:T[:LR]],…",
     )
 
 

@@ -72,6 +72,11 @@ class ModelConfig(KernelConfig):
         on with blocks of *tokens*; any stage's *longest* blocks."""
         return {}
 
+    def with_memory(self, tokens: int, longest: int) -> dict[str, object] | None:
+        """Settings with which the model remembers *tokens*, at most *longest* in any stage; None:
+        it cannot."""
+        return None if longest else {}
+
 
 @dataclass(frozen=True)
 class BlockModelConfig(BlockConfig, ModelConfig):

@@ -359,7 +359,9 @@ def _join(job: Job[V, R]) -> R:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=bound)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"MASTER_ADDR and MASTER_PORT: {str(error).splitlines()[0]}") from None
-    stopped = None
+    # This makes the group that waits for files, before files keep a process busy.
+    world.barrier()
+    stopped = 0
     try:
         result = job.main(job.value, world)
         # A process that ends early must not look like one that failed.
@@ -368,12 +370,13 @@ def _join(job: Job[V, R]) -> R:
         if end.code not in EXIT_CODES:
             raise
         # By a signal: all ranks stop after the same update.
-        stopped = end
-    # What still refers to the group keeps its threads alive, which abort a process as it ends.
+        stopped = int(end.code or 0)
+    # What still refers to a group keeps its threads alive, which abort a process as it ends.
+    del world
     gc.collect()
     dist.destroy_process_group()
-    if stopped is not None:
-        raise stopped
+    if stopped:
+        raise SystemExit(stopped)
     return result
 
 

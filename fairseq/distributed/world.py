@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FILES = timedelta(days=1)
+"""How long processes wait for one that reads or writes files: no disk takes longer."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -113,6 +116,11 @@ class World:
         limit = None if self.timeout is None else timedelta(seconds=self.timeout)
         return dist.new_group(backend="gloo", timeout=limit)
 
+    @functools.cached_property
+    def _file_group(self) -> dist.ProcessGroup:
+        """The processes as a group that waits while one of them reads or writes files."""
+        return dist.new_group(backend="gloo", timeout=FILES)
+
     def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:
         if max(counts) == 0:
             return rows
@@ -123,18 +131,17 @@ class World:
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     def share(self, value: T) -> T:
-        """Return the *value* of rank 0 on every process."""
+        """Return the *value* of rank 0 on every process, however long rank 0 reads files for it."""
         if self.size == 1:
             return value
-        # NCCL sends memory of its device only.
         box = [value]
-        dist.broadcast_object_list(box, device=self.device if devices.is_accelerator(self.device) else None)
+        dist.broadcast_object_list(box, group=self._file_group)
         return box[0]
 
     def barrier(self) -> None:
-        """Wait for every process."""
+        """Wait for every process, however long one reads or writes files."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self._file_group)
 
 
 def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:

@@ -18,6 +18,8 @@ from fairseq.kernels import build
 from fairseq.kernels.arguments import TYPES, no_second_derivative, operator
 from fairseq.kernels.dropout import draw_mask, scale_of
 
+_SOURCE = Path(__file__).with_name("attention.c")
+
 # Probabilities that are saved for the backward pass
 # where torch's kernel would save none: 64 MiB a layer.
 _MOST_SAVED = 1 << 24
@@ -25,7 +27,7 @@ _MOST_SAVED = 1 << 24
 
 def compiled() -> Any:
     """The compiled kernels; None if there are none."""
-    return build.library("attention", Path(__file__).with_name("attention.c"), _declare)
+    return build.library("attention", _SOURCE, _declare)
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -12,10 +12,12 @@ from torch import Tensor
 from fairseq.kernels import build
 from fairseq.kernels.arguments import call, operator, threads
 
+_SOURCE = Path(__file__).with_name("cross_entropy.c")
+
 
 def compiled() -> Any:
     """The compiled kernels; None if there are none."""
-    return build.library("cross entropy", Path(__file__).with_name("cross_entropy.c"))
+    return build.library("cross entropy", _SOURCE)
 
 
 @operator("fairseq::cross_entropy", mutates=("logits",))

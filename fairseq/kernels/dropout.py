@@ -17,13 +17,14 @@ from torch import Tensor
 from fairseq.kernels import build
 from fairseq.kernels.arguments import call, no_second_derivative, operator, threads
 
+_SOURCE = Path(__file__).with_name("dropout.c")
 _LEVELS = 1 << 16
 _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
 
 
 def compiled() -> Any:
     """The compiled kernels; None if there are none."""
-    return build.library("dropout", Path(__file__).with_name("dropout.c"))
+    return build.library("dropout", _SOURCE)
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None, relu: bool = False) -> Tensor:

@@ -12,12 +12,13 @@ from torch import Tensor
 from fairseq.kernels import build
 from fairseq.kernels.arguments import call, no_second_derivative, operator, threads
 
+_SOURCE = Path(__file__).with_name("layers.c")
 _ROWS = 32  # whose gradients of the gain are one sum, as in layers.c
 
 
 def compiled() -> Any:
     """The compiled kernels; None if there are none."""
-    return build.library("layers", Path(__file__).with_name("layers.c"))
+    return build.library("layers", _SOURCE)
 
 
 # ---- RMS norm ----

@@ -74,6 +74,15 @@ class LSTMDecoder(nn.Module):
         """The distribution over words."""
         return self.adaptive_softmax or self.fc_out or LinearOutput(self.embed_tokens.weight)  # type: ignore[arg-type]
 
+    def flatten_parameters(self) -> None:
+        """Lay the weights of each layer side by side in a GPU's memory, as ``nn.LSTM`` does: cuDNN
+        would copy them in each call."""
+        for cell in self.layers:
+            layer: Any = nn.LSTM(cell.input_size, cell.hidden_size, device="meta")
+            for name, weight in cell.named_parameters():
+                setattr(layer, f"{name}_l0", weight)
+            layer.flatten_parameters()
+
     def max_positions(self) -> int:
         """Return the largest number of tokens in a row."""
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample

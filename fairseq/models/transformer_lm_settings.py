@@ -119,6 +119,11 @@ class TransformerLMConfig(NGramNotesConfig, DecoderLayerConfig):
         changes: dict[str, object] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
+    def with_memory(self, tokens: int, longest: int) -> dict[str, object] | None:
+        """The cache, with positions that are the same with and without one."""
+        has_positions = self.rotary_fraction > 0 or self.position_infused_attention
+        return {"tokens_from_prev": tokens} if has_positions or not longest else None
+
     def check(self) -> None:
         super().check()
         keep = self.decoder_layers_to_keep

@@ -69,6 +69,11 @@ class TransformerXLConfig(NGramNotesConfig, BlockConfig, ModelConfig, MemoryConf
         """Learned tables are made for the longest blocks."""
         return {"max_relative_length": longest + self.memory_length} if self.max_relative_length is None else {}
 
+    def with_memory(self, tokens: int, longest: int) -> dict[str, object] | None:
+        """Learned tables are made for the run's memory."""
+        is_longer = self.max_relative_length is None and longest > self.memory_length
+        return None if is_longer and self.position_encoding in ("shaw", "learned") else {"mem_len": tokens}
+
     def tied_projections(self) -> frozenset[int]:
         """Return the bands of ``tie_projs``; raise SettingError if one does not exist."""
         bands = len(self.cutoffs or []) + 1

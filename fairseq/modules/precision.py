@@ -62,6 +62,11 @@ class Precision:
             model.half()
             for table in filter(is_sparse, model.modules()):
                 table.float()
+        if device is not None:
+            for module in model.modules():
+                flatten: Any = getattr(module, "flatten_parameters", None)  # recurrent layers have it
+                if flatten is not None:
+                    flatten()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the autocast context of a forward pass."""

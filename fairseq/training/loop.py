@@ -204,30 +204,30 @@ class Run:
         with self.log.recording(state):
             for hook in self.hooks:
                 hook.on_start(state)
-            try:
-                if state.due is not None:
-                    logger.info("validation of update %d, before which the run was interrupted", state.num_updates)
-                    due, state.due = state.due, None
-                    self.finish_update(due)
-                first = state.batches.epoch
-                while state.end is None:
-                    # Each epoch may read another folder: ranks compare each when they reach it.
-                    if state.batches.changes_data and state.batches.epoch != first:
-                        check_agreement(world, splits, {"updates so far": state.num_updates})
-                    self.epoch()
-            except NonFinite as error:
-                # Weights, optimizer and carried state are as before the update, the position in the
-                # data is behind it: with the batches that the finding names, it can be repeated.
-                self.save_for_inspection(error.finding)
-                raise
-            else:
-                self.profiler.finish(state.num_updates)
-            finally:
-                self.profiler.drop()
-                if self.frozen:
-                    gc.unfreeze()
-                # Also after an error: what is being written in the background is completed.
-                self.saver.wait()
+            with self.saver.completing():
+                try:
+                    if state.due is not None:
+                        logger.info("validation of update %d, before which the run was interrupted", state.num_updates)
+                        due, state.due = state.due, None
+                        self.finish_update(due)
+                    first = state.batches.epoch
+                    while state.end is None:
+                        # Each epoch may read another folder: ranks compare each when they reach it.
+                        if state.batches.changes_data and state.batches.epoch != first:
+                            check_agreement(world, splits, {"updates so far": state.num_updates})
+                        self.epoch()
+                except NonFinite as error:
+                    # Weights, optimizer and carried state are as before the update, the position in
+                    # the data is behind it: with the batches that the finding names, it can be
+                    # repeated.
+                    self.save_for_inspection(error.finding)
+                    raise
+                else:
+                    self.profiler.finish(state.num_updates)
+                finally:
+                    self.profiler.drop()
+                    if self.frozen:
+                        gc.unfreeze()
             for hook in self.hooks:
                 hook.on_end(state)
 

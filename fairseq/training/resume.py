@@ -93,12 +93,14 @@ def choose(settings: TrainingSettings, world: World, manager: CheckpointManager 
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
     chosen = world.share(_newest_good(manager.restore_paths()) if manager is not None else "")
+    origin = Origin()
     if chosen:
-        return Origin("checkpoint", checkpoint.load(chosen, rows), chosen)
-    if model:
+        origin = Origin("checkpoint", checkpoint.load(chosen, rows), chosen)
+    elif model:
         path = str(find_checkpoint(model))
-        return Origin("weights", checkpoint.load(path, rows, only="model"), path)
-    return Origin()
+        origin = Origin("weights", checkpoint.load(path, rows, only="model"), path)
+    world.barrier()  # processes read at different speeds
+    return origin
 
 
 def _newest_good(paths: Sequence[Path]) -> str:
@@ -143,6 +145,7 @@ def begin(state: TrainingState, origin: Origin) -> None:
         # that cannot be restored is a bug, not a bad file.
         case "stage":
             restore(state, saved, origin.source, adopt=True)
+    state.world.barrier()  # what is mapped was read only now
     state.plan()
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fairseq.checkpoint.store import copied
 from fairseq.config.settings import CheckpointConfig, DistributedConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded
+from fairseq.distributed.world import FILES
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class Saver:
         self.group: dist.ProcessGroup | None = None
         if is_sharded(distributed, world):
             # A group of its own: a thread's messages must not mix with training's.
-            limit = timedelta(seconds=distributed.distributed_timeout)
-            self.group = dist.new_group(backend="gloo", timeout=limit)
+            self.group = dist.new_group(backend="gloo", timeout=FILES)
         self.pending: Future[None] | None = None
 
     def save(self, state: dict[str, Any], point: SavePoint) -> None:
@@ -95,8 +94,26 @@ class Saver:
         """Wait for the checkpoint that is being written;
         raise UserError if it cannot be written."""
         if self.pending is not None:
-            self.pending.result()
-            self.pending = None
+            pending, self.pending = self.pending, None
+            pending.result()
+
+    @contextlib.contextmanager
+    def completing(self) -> Iterator[None]:
+        """Complete, at the end of a run, the checkpoint that is being written; on every process.
+
+        Raises:
+            UserError: it cannot be written. After another error of the run, that is logged.
+        """
+        try:
+            yield
+        except BaseException:
+            try:
+                self.wait()
+            except Exception as error:
+                logger.error("%s", error)
+            raise
+        self.wait()
+        self.world.barrier()
 
     def _parts(
         self,

@@ -17,9 +17,12 @@ from fairseq.config.settings import TrainingSettings
 from fairseq.config.shared import BlockModelConfig, ModelConfig
 from fairseq.errors import UserError
 
-SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
+SYNTAX = (
+    "LENGTH[+MEMORY]:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25 "
+    "or 64+0:560,64+64:800"
+)
 # int reads no text of any length.
-_STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
+_STAGE = re.compile(r"(\d{1,9})(?:\+(\d{1,9}))?:(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Stage:
     """Train on blocks of *tokens_per_sample* up
     to *max_update* updates; stages are numbered from 1.
 
-    Without *max_tokens* in a batch, or *lr*, the run's hold.
+    Without *max_tokens* in a batch, or *lr*, the run's hold; without *memory*, the model's, where a
+    cache has the length of a block.
     """
 
     number: int
@@ -35,6 +39,7 @@ class Stage:
     max_update: int
     max_tokens: int | None = None
     lr: float | None = None
+    memory: int | None = None
 
 
 def parse_stages(text: str) -> list[Stage]:
@@ -61,16 +66,17 @@ def parse_stages(text: str) -> list[Stage]:
 
 def _parse(number: int, text: str) -> Stage | None:
     """The stage that *text* describes; None if it is malformed."""
-    match = _STAGE.fullmatch(re.sub(r"\s*:\s*", ":", text.strip()))
+    match = _STAGE.fullmatch(re.sub(r"\s*([:+])\s*", r"\1", text.strip()))
     if match is None or int(match[1]) == 0:
         return None
     try:
-        rate = float(match[4]) if match[4] else None
+        rate = float(match[5]) if match[5] else None
     except ValueError:
         return None
     if rate is not None and not 0 < rate < math.inf:
         return None
-    return Stage(number, int(match[1]), int(match[2]), int(match[3]) if match[3] else None, rate)
+    memory, tokens = (int(match[group]) if match[group] else None for group in (2, 4))
+    return Stage(number, int(match[1]), int(match[3]), tokens, rate, memory)
 
 
 def plan(settings: TrainingSettings) -> list[Stage]:
@@ -112,6 +118,18 @@ def _check_rates(settings: TrainingSettings) -> None:
         raise UserError("`stages`: `lr` is the minimum with `max_lr`; leave the stages' LR or `max_lr` out")
 
 
+def _memory(settings: TrainingSettings, tokens: int, longest: int) -> dict[str, object]:
+    """Settings with which the model remembers *tokens*, at most the *longest* of a stage; without
+    memory its blocks are shuffled, not passages."""
+    found = settings.model.with_memory(tokens, longest) if isinstance(settings.model, ModelConfig) else None
+    if found is None:
+        raise UserError(
+            f"`stages`: `arch` {settings.chosen.arch} has no memory of +{longest} tokens; leave +MEMORY out, or use a "
+            "model with `rotary_fraction`, `position_infused_attention` or `mem_len`"
+        )
+    return found if tokens or settings.flat.get("streams") else {**found, "passage_tokens": None}
+
+
 def stage_at(stages: list[Stage], updates: int) -> Stage:
     """The stage that the update after *updates* belongs to; the last one when all are done."""
     return next((stage for stage in stages if updates < stage.max_update), stages[-1])
@@ -133,6 +151,8 @@ def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -
     # Other models have no cache that follows the length of blocks.
     if isinstance(settings.model, ModelConfig):
         changes |= settings.model.at_block_length(stage.tokens_per_sample, max(lengths))
+    if stage.memory is not None:
+        changes |= _memory(settings, stage.memory, max(s.memory or 0 for s in stages))
     limit = settings.data.max_tokens_valid
     if limit is not None:
         changes["max_tokens_valid"] = (

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+import torch.distributed as dist
 from ranks import on_ranks
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, World
-from fairseq.training import train
+from fairseq.logging.figures import Meter
+from fairseq.training import loop, train
 
 BACKENDS = ["c10d", "pytorch_ddp", "no_c10d", "legacy_ddp"]
 
@@ -265,3 +269,36 @@ def drawn(world: World, folder: Path) -> list[float]:
 def test_processes_draw_other_dropout_masks(tmp_path: Path) -> None:
     numbers = on_ranks(drawn, 3, tmp_path, tmp_path / "run")  # two could differ by what building the model draws
     assert len({tuple(of_rank) for of_rank in numbers}) == 3
+
+
+def collectives(world: World, folder: Path) -> tuple[list[str], list[str]]:
+    """What the processes exchange from one update to the next beside the gradients, and in a
+    validation of several batches, up to its sums."""
+    calls: list[str] = []
+    starts: list[int] = []
+    for name in ("all_reduce", "all_gather", "all_gather_object", "gather_object", "broadcast", "barrier"):
+        function = getattr(dist, name)
+        counted = lambda *args, name=name, function=function, **kwargs: calls.append(name) or function(*args, **kwargs)  # noqa: E731
+        setattr(dist, name, counted)
+    update, evaluate = loop.update, loop.evaluate
+
+    def started_update(*args: Any) -> bool:
+        starts.append(len(calls))
+        return update(*args)
+
+    def validated(*args: Any) -> Meter:
+        before = len(calls)
+        meter = evaluate(*args)
+        in_validation.extend(calls[before:])
+        return meter
+
+    in_validation: list[str] = []
+    loop.update, loop.evaluate = started_update, validated
+    flags = f"{runs.BASELINE} --max-update 4 --no-save --max-tokens-valid 16 --max-valid-steps 3 --save-dir {folder}"
+    with contextlib.redirect_stdout(io.StringIO()):
+        train(training_settings(runs.arguments(flags)), world)
+    return calls[starts[2] : starts[3]], in_validation
+
+
+def test_an_update_exchanges_its_sums_once_and_a_validation_at_its_end(tmp_path: Path) -> None:
+    assert on_ranks(collectives, 2, tmp_path, tmp_path / "run") == [(["all_reduce"], ["all_reduce"])] * 2

@@ -135,7 +135,7 @@ def nccl(monkeypatch):
     monkeypatch.setattr(dist, "gather_object", gather_object)
     monkeypatch.setattr(dist, "send", lambda tensor, to, group=None: calls.append((tensor.device.type, group)))
     monkeypatch.setattr(dist, "recv", lambda tensor, rank, group=None: calls.append((tensor.device.type, group)))
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, device=None: calls.append(device))
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, group: calls.append(group))
     return calls
 
 
@@ -162,9 +162,9 @@ def test_numbers_of_rows_and_saved_rows_travel_between_hosts(nccl):
     assert nccl == [("cpu", hosts)]
 
 
-def test_shared_values_travel_over_the_processs_gpu(nccl):
-    World(1, 2, torch.device("cuda", 1)).share("value")
-    assert nccl == [torch.device("cuda", 1)]
+def test_shared_values_travel_between_hosts_which_wait_for_files(nccl):
+    World(1, 2, torch.device("cuda", 1), timeout=90).share("value")
+    assert nccl == ["gloo, 1 day, 0:00:00"]
 
 
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):

@@ -15,6 +15,7 @@ from torch import Tensor
 from fairseq.errors import UserError
 from fairseq.models.lstm_lm import LSTMDecoder, LSTMLanguageModel
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
+from fairseq.modules.precision import Precision
 
 SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --arch lstm_lm_tiny
     --optimizer adam --lr 0.01 --lr-scheduler fixed --log-format json --log-interval 1
@@ -61,6 +62,17 @@ def test_token_by_token_equals_all_at_once(residuals: bool) -> None:
     again = model(tokens[[2, 2], -1:], cache)[0]
     longer = torch.cat([tokens, tokens[:, -1:]], 1)
     torch.testing.assert_close(again[:, 0], model(longer)[0][[2, 2], -1])
+
+
+def test_each_layer_that_is_moved_gives_its_weights_to_torch_to_lay_them_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, flat = decoder(), []
+    monkeypatch.setattr(torch.nn.LSTM, "flatten_parameters", lambda layer: flat.append(layer.all_weights))
+    Precision().move(model, torch.device("cpu"))
+    for cell, [weights] in zip(model.layers, flat[1::2], strict=True):  # after the one that is made
+        expected = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
+        assert [id(weight) for weight in weights] == [id(weight) for weight in expected]
 
 
 def test_parameters_have_fairseqs_names() -> None:

@@ -6,24 +6,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import signal
 import threading
+import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from ranks import in_threads
 
+from fairseq import checkpoint
+from fairseq.checkpoint import manager
 from fairseq.checkpoint.manager import SavePoint
+from fairseq.checkpoint.store import save as write_checkpoint
 from fairseq.config.settings import training_settings
-from fairseq.distributed import World
+from fairseq.distributed import Interruption, World
 from fairseq.distributed.tensor_part import TensorPart
+from fairseq.distributed.world import FILES
 from fairseq.errors import UserError
-from fairseq.training import saving
+from fairseq.training import saving, train
+from fairseq.training.hooks import Hook
 from fairseq.training.saving import Saver
+from fairseq.training.state import TrainingState
 
 
 class Disk:
@@ -136,6 +144,69 @@ def test_a_background_save_that_fails_ends_the_run_once_at_the_next_save() -> No
     assert files.events == ["1 begins", "1 ends"], "the second one is not begun"
 
 
+class FullDisk:
+    """Lets the save of *update*, and those after it, fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+        self.update = update
+        monkeypatch.setattr(manager, "save", self.save)
+
+    def save(self, path: Path, state: dict[str, Any]) -> None:
+        if state["optimizer_history"][-1]["num_updates"] >= self.update:
+            time.sleep(0.2)  # training goes on
+            raise UserError(f"{path}: cannot be written (No space left on device); free some space")
+        write_checkpoint(path, state)
+
+
+class SignalAt(Hook):
+    """Asks the run to stop after an update."""
+
+    def __init__(self, interruption: Interruption, update: int) -> None:
+        self.interruption, self.update = interruption, update
+
+    def on_update(self, state: TrainingState) -> None:
+        if state.num_updates == self.update:
+            self.interruption.signal = signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("fails", "signalled"), [(2, None), (3, None), (3, 3)], ids=["at the next save", "at the end", "by a signal"]
+)
+def test_a_background_save_that_fails_ends_the_run_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fails: int,
+    signalled: int | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    FullDisk(monkeypatch, fails)
+    flags = f"--async-save --save-interval-updates 1 --disable-validation --max-update {4 if signalled else 3}"
+    settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", tmp_path, flags))
+    interruption = Interruption()
+    hooks = [SignalAt(interruption, signalled)] if signalled else []
+    with user_error("cannot be written .No space left"):
+        train(settings, World(), interruption, hooks)
+    assert "cannot be written" not in caplog.text, "it is said once"
+    last = checkpoint.load(tmp_path / "checkpoint_last.pt")
+    assert last["optimizer_history"][-1]["num_updates"] == fails - 1, "the one before is intact"
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_the_background_save(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raises(Hook):
+        def on_update(self, state: TrainingState) -> None:
+            if state.num_updates == 2:
+                raise UserError("a plug-in has ended")
+
+    FullDisk(monkeypatch, 1)
+    flags = "--async-save --save-interval-updates 1 --disable-validation"
+    settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", tmp_path, flags))
+    with user_error("a plug-in has ended"):
+        train(settings, World(), hooks=[Raises()])
+    assert "cannot be written (No space left" in caplog.text
+
+
 def test_a_state_for_inspection_waits_for_the_save_before() -> None:
     files = Files()
     files.open.clear()
@@ -225,7 +296,7 @@ def a_sharded_state() -> tuple[dict[str, Any], TensorPart]:
 def test_the_parts_of_a_state_are_written_before_it_is_linked(sharded: Sharded, tmp_path: Path, flags: str) -> None:
     files = Folders(tmp_path)
     saver = sharded.saver(World(), files, flags)
-    assert sharded.groups == [{"backend": "gloo", "timeout": timedelta(seconds=7)}], "threads have a group of their own"
+    assert sharded.groups == [{"backend": "gloo", "timeout": FILES}], "threads have a group of their own"
     state, part = a_sharded_state()
     saver.save(state, SavePoint(2, 11))
     saver.wait()

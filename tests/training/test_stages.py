@@ -12,6 +12,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.checkpoint.store import copied
+from fairseq.errors import UserError
 from fairseq.training import loop, resume
 
 # --- stages
@@ -98,6 +99,43 @@ def test_stages_with_batches_and_rates_equal_commands_with_these_and_resume_exac
     assert runs.updates(rest) == runs.updates(log)[9:]
     ends = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "3")]
     assert runs.difference(*ends) is None
+
+
+XL = """--arch transformer_xl_tiny --criterion cross_entropy --cpu --train-subset valid --valid-subset test
+    --tokens-per-sample 16 --required-batch-size-multiple 1 --cutoffs 200,600 --seed 3
+    --log-format json --log-interval 1"""
+
+
+@pytest.mark.parametrize(
+    "model, without, cached",
+    [
+        (runs.SHORTFORMER, "--tokens-from-prev 0 --position-infused-attention", "--tokens-from-prev 16"),
+        (XL, "--mem-len 0", "--mem-len 16"),
+    ],
+    ids=["shortformer", "transformer_xl"],
+)
+def test_a_stage_with_memory_after_an_epoch_of_shuffled_blocks_equals_two_commands_and_resumes(
+    tmp_path, model, without, cached
+):
+    flags = [model, "--optimizer adam --lr 0.002 --max-tokens 64 --no-epoch-checkpoints --disable-validation"]
+    passages, updates = "--passage-tokens 32", 42  # an epoch of the corpus
+    stages = f"--stages 16+0:{updates},16+16:{updates + 6} {passages} --save-interval-updates {updates + 3}"
+    log = runs.train(tmp_path / "staged", flags, stages)
+    runs.train(tmp_path / "1", flags, without, f"--max-update {updates}")
+    first = ["--restore-file", tmp_path / "1" / "checkpoint_last.pt"]
+    second = runs.train(tmp_path / "2", flags, cached, passages, f"--max-update {updates + 6}", first)
+    assert [line["loss"] for line in runs.updates(log)[updates:]] == [line["loss"] for line in runs.updates(second)]
+    saved = next((tmp_path / "staged").glob(f"checkpoint_*_{updates + 3}.pt"))
+    rest = runs.train(tmp_path / "3", flags, stages, "--restore-file", saved)
+    assert runs.updates(rest) == runs.updates(log)[updates + 3 :]
+    one, two, three = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "2", "3"))
+    assert runs.difference(one, three) is None
+    assert runs.difference(one["model"], two["model"]) is None
+
+
+def test_a_stage_with_memory_needs_positions_that_allow_one(tmp_path):
+    with pytest.raises(UserError, match=r"--stages: --arch transformer_lm_tiny has no memory of \+16 tokens"):
+        runs.train(tmp_path, runs.BASELINE, "--stages 16+0:2,16+16:4")
 
 
 def tensor_bytes():
