@@ -3,13 +3,13 @@
 Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a
 layer's parameters for as long as it computes. It is applied to a model from outside, here alone.
 
-Each layer's matrices are a group, gathered for its computation in the precision of matrix products;
-embeddings, output and norms are the group of the root, gathered once in float32, so that tied
-weights stay one and results equal replicated training's. The optimizer, the average and loss
-scaling see the local parts as plain tensors; what they do is elementwise, but for the norm of the
-gradient, which is reduced. LAMB and Adafactor need whole parameters and are refused. Initial values
-are drawn on rank 0's host, so that a seed gives the same model for any number of processes, and
-sent one group at a time.
+Each layer is a group, gathered for its computation in the precision of matrix products. All other
+parameters are the root's group, gathered once in float32: embeddings and output layer may share
+theirs, and criterions read the output layer's without a call of it. The optimizer, the average and
+loss scaling see the local parts as plain tensors; what they do is elementwise, but for the norm of
+the gradient, which is reduced. LAMB and Adafactor need whole parameters and are refused. Initial
+values are drawn on rank 0's host, so that a seed gives the same model for any number of processes,
+and sent one group at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BACKEND = "fully_sharded"
 class ShardedReducer(DataParallel):
     """Data-parallel execution of a module whose parameters are sharded over processes.
 
-    The matrices of each of *layers* are gathered in *dtype* (None: their own). Rank 0's initial
+    The parameters of each of *layers* are gathered in *dtype* (None: their own). Rank 0's initial
     values count; the *module* of other ranks may be on the meta device.
 
     Raises:
@@ -72,12 +72,9 @@ class ShardedReducer(DataParallel):
         reduced = dtype and torch.float32
         low = fsdp.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
         for layer in layers:
-            # By name, too: apex's norm is no subclass of torch's.
-            norms = [m for m in layer.children() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__]
-            matrices = [child for child in layer.children() if child not in norms]
-            _move(matrices, world.device)
-            fsdp.fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
-        _move([module], world.device)
+            _move(layer, world.device)
+            fsdp.fully_shard(layer, mesh=mesh, mp_policy=low, offload_policy=offload)
+        _move(module, world.device)
         root: Any = fsdp.fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
         # A rank without a batch does not use all of them.
@@ -192,9 +189,9 @@ def _processes_of_a_node(world: World) -> int:
     return size if not counts and size > 1 else world.size
 
 
-def _move(modules: Sequence[nn.Module], device: torch.device) -> None:
-    """Put the parameters and buffers of *modules* on *device*, with rank 0's values."""
-    for tensor in itertools.chain.from_iterable((*m.parameters(), *m.buffers()) for m in modules):
+def _move(module: nn.Module, device: torch.device) -> None:
+    """Put the parameters and buffers of *module* on *device*, with rank 0's values."""
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
         if not _is_sharded(tensor):
             values = torch.empty_like(tensor, device=device)
             if not tensor.is_meta:

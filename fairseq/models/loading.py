@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -70,20 +71,20 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     return model
 
 
-def compile_model(model: BaseFairseqModel) -> None:
+def compile_model(model: BaseFairseqModel, device: torch.device | None = None) -> None:
     """Compile the layers of *model*, with one graph for all;
     its loss and optimizer are not compiled.
 
     Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes
     0 and 1, so training and evaluation have up to four graphs each: empty or filled memory, one or
-    several rows. A model without a :class:`TransformerLayer` is compiled as a whole. *model* must
-    be on its device already.
+    several rows. A model without a :class:`TransformerLayer` is compiled as a whole. It runs on
+    *device*; None: where it is.
     """
     layers = layers_of(model)
     if not layers:
         getattr(model, "decoder", model).compile(backend=BACKEND)
         return
-    if next(model.parameters()).device.type == "cpu":
+    if (device or next(model.parameters()).device).type == "cpu":
         logger.warning("`compile`: on a CPU this model is faster without it")
     # Imported here: they take a second at start-up, which runs without --compile need not spend.
     import torch._dynamo.config
@@ -94,7 +95,12 @@ def compile_model(model: BaseFairseqModel) -> None:
     torch.fx.experimental._config.use_duck_shape = False
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in layers:
-        layer.compile(dynamic=True, backend=BACKEND)
+        if "forward" in vars(layer):
+            # Recomputed: a sharded layer's hooks break the graph, and torch compiles nothing that
+            # its checkpoint calls from outside of one.
+            layer.forward = torch.compile(layer.forward, dynamic=True, backend=BACKEND)  # type: ignore[method-assign]
+        else:
+            layer.compile(dynamic=True, backend=BACKEND)
 
 
 def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:

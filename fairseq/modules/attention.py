@@ -6,7 +6,10 @@ Which keys a query may read is a value that a model hands to its layers, a :clas
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -167,6 +170,13 @@ def block_mask(reads: Callable[..., Tensor], rows: int | None, queries: int, key
 
 
 @functools.cache
+def _has_compiler() -> bool:
+    """Whether torch can compile for CUDA: it needs triton, and triton a compiler for C."""
+    compilers = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, filter(None, compilers)))
+
+
+@functools.cache
 def _compiled_flex_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -268,6 +278,7 @@ class SelfAttention(nn.Module):
             return visible
         # Flex attention has no dropout, and no narrower heads.
         is_flexible = queries >= _BLOCK and self.head_dim >= 16 and not (self.training and self.dropout)
+        is_flexible = is_flexible and _has_compiler()
         return visible.prepare(queries, keys, device, is_flexible)
 
     def _attend(
@@ -291,7 +302,7 @@ class SelfAttention(nn.Module):
         """Attention probabilities for the arguments of :meth:`forward`: [B, H, T, M + T]."""
         query, keys, _ = self._project(x, memory, positions)
         query, key = self._normalize(query, joined(keys))
-        key = _repeated(key, self.num_heads)
+        key = _repeated(key, self.num_heads) if self.kv_heads < self.num_heads else key
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
         bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
         return (scores if bias is None else scores + bias).softmax(-1)
@@ -453,8 +464,9 @@ def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CA
         folded = query.reshape(query.size(0), groups, heads // groups, -1)  # (B, G, H/G, D)
         return attend(folded, keys, values, Bidirectional(), dropout_p).reshape(query.shape)
     if dispatch.is_cpu(query):
-        # With keys for every head the kernels in C compute, and torch's backward pass is faster.
-        keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
+        if groups < heads:
+            # With keys for every head, C kernels compute, and torch's backward pass is faster.
+            keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
         if isinstance(visible, Causal | Bidirectional) and kernels_for(query, keys, values, dropout_p) is not None:
             return _by_kernel(query, keys, values, visible, dropout_p)
         if dropout_p > 0.0 and not torch.compiler.is_compiling():
@@ -486,11 +498,12 @@ def _by_torch(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dr
     # `is_causal` aligns the first query with the first key.
     is_causal = visible == CAUSAL and 1 < queries == keys
     mask = None if is_causal else fused if isinstance(fused, Tensor) else visible.mask(queries, keys, query.device)
-    is_maskless = mask is None or mask is fused
-    if key.size(1) < heads and not (is_maskless and _shares_keys(query, key, value, dropout_p, is_causal)):
-        key, value = _repeated(key, heads), _repeated(value, heads)
-    options: dict[str, Any] = {"is_causal": is_causal, "enable_gqa": key.size(1) < heads}
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, **options)
+    shares = key.size(1) < heads
+    if shares and not (mask is fused and _shares_keys(query, key, value, dropout_p, is_causal)):
+        key, value, shares = _repeated(key, heads), _repeated(value, heads), False
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=shares
+    )
 
 
 def _shares_keys(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool) -> bool:
@@ -504,4 +517,4 @@ def _shares_keys(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is
 
 def _repeated(x: Tensor, heads: int) -> Tensor:
     """Keys or values [B, G, S, D] for each of H *heads*: [B, H, S, D]."""
-    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
+    return x.repeat_interleave(heads // x.size(1), dim=1)

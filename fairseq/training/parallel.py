@@ -1,9 +1,8 @@
-"""What is applied to a model from outside before it is trained:
-device, precision, recomputation, parallelism.
+"""What is applied to a model from outside before it is trained.
 
-In this order: device, precision, recomputed activations,
-then one execution of the loss, a ``DataParallel``: ``GradientReducer``
-keeps the model whole on every process, ``ShardedReducer`` keeps parts.
+In this order: device and precision, recomputed activations, compiled layers, then one execution of
+the loss, a ``DataParallel``: ``GradientReducer`` keeps the model whole on every process,
+``ShardedReducer`` keeps parts.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ def data_parallel(
 
     Settings that contradict each other are a UserError.
     """
-    if cfg.ddp_backend == BACKEND and compiled:
-        raise UserError(f"`compile`: cannot be combined with `ddp_backend` {BACKEND}; leave one of them out")
     for name in ("cpu_offload", "shard_group_size"):
         if cfg.ddp_backend != BACKEND and getattr(cfg, name):
             raise UserError(f"`{name}`: needs `ddp_backend` {BACKEND}; add it or leave this out")
@@ -41,10 +38,10 @@ def data_parallel(
     precision.move(model, None if sharded else world.device)
     if not sharded:
         graph.criterion.to(world.device)
-    if compiled:
-        compile_model(model)
     if cfg.checkpoint_activations:
         checkpoint_activations(model)
+    if compiled:
+        compile_model(model, world.device)
     if sharded:
         # Processes would wait for one another at different layers.
         if model.skips_parameters:

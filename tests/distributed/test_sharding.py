@@ -16,6 +16,7 @@ import torch
 from jobs import run_all
 from ranks import on_ranks
 from states import restored
+from torch._dynamo.testing import CompileCounter
 
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager, manager
@@ -24,6 +25,7 @@ from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
+from fairseq.models import loading
 from fairseq.training import train
 from fairseq_cli import eval_lm
 from fairseq_cli.checkpoint import get_merge_parser, merge
@@ -118,7 +120,7 @@ PAIRS = {
     "recomputed": ("dropout", 1e-5, 1e-4),
     "averaged": ("averaged-whole", 1e-5, 1e-4),
     "offloaded": ("lm", 0.0, 0.0),
-    "bf16": ("bf16-whole", 1e-5, 1e-4),
+    "bf16": ("bf16-whole", 2e-2, 2e-2),  # norms of layers are rounded where they are sharded
     "fp16": ("fp16-whole", 2e-3, 1e-2),
 }
 
@@ -127,6 +129,8 @@ PAIRS = {
 def test_sharded_processes_follow_replicated_ones(two: Any, name: str) -> None:
     other, loss, norm = PAIRS[name]
     assert_follows(two[1][name], two[1][other], loss, norm)
+    if name == "bf16":  # the initial gains and biases are numbers of bfloat16
+        assert losses(two[1][name])[0] == pytest.approx(losses(two[1][other])[0], abs=1e-5)
 
 
 def test_batches_added_up_are_one_larger_batch(two: Any, tmp_path: Path) -> None:
@@ -135,6 +139,30 @@ def test_batches_added_up_are_one_larger_batch(two: Any, tmp_path: Path) -> None
 
 def test_batches_added_up_in_groups_of_processes_are_one_larger_batch(two: Any, four: Any) -> None:
     assert runs.losses(four[1]["hybrid-twice"]) == pytest.approx(runs.losses(two[1]["twice"]), abs=1e-5)
+
+
+def updated_weights(world: World, folder: Path, flags: Any) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights after three updates, and how many graphs were made of layers."""
+    graphs = CompileCounter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "BACKEND", graphs)
+        words = runs.arguments("--save-dir", folder, LM, HALF, "--max-update 3 --disable-validation", flags)
+        train(training_settings(words), world)
+    return runs.content(folder / "checkpoint_last.pt")["model"], graphs.frame_count
+
+
+@pytest.mark.parametrize("flags", ["", "--checkpoint-activations"])
+def test_compiled_layers_are_sharded(tmp_path: Path, flags: str) -> None:
+    importlib.import_module("torch.distributed.fsdp")  # once, before the processes are forked
+    found = {}
+    for name, backend in (("sharded", f"{SHARDED} --compile {flags}"), ("whole", PLAIN)):
+        (tmp_path / name).mkdir()
+        found[name] = on_ranks(updated_weights, 2, tmp_path / name, tmp_path / name / "run", backend)
+    for (weights, graphs), (expected, none) in zip(*found.values(), strict=True):
+        assert graphs > 0 and none == 0
+        for key, value in expected.items():
+            if not key.endswith("k_proj.bias"):  # its gradient is rounding, which Adam divides by itself
+                torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=1e-4, msg=key)
 
 
 def gradients_between_batches(world: World, folder: Path) -> tuple[int, int]:
@@ -173,7 +201,6 @@ def test_a_process_without_a_batch_takes_part(two: Any, tmp_path: Path) -> None:
 
 REFUSED = {
     "dropped": ("--decoder-layerdrop 0.4", "leaves out layers"),
-    "compiled": ("--compile", "--compile: cannot be combined with --ddp-backend fully_sharded"),
     "lamb": ("--optimizer lamb", "FairseqLAMB needs whole parameters"),
     "groups": ("--shard-group-size 3", "--shard-group-size 3: must divide the number of processes, 2"),
 }

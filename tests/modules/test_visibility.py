@@ -236,12 +236,16 @@ def test_flex_attention_is_for_cuda_where_it_computes_what_attention_wants(monke
             asked.append(blocks)
             return self
 
+    monkeypatch.setattr(attention_module, "_has_compiler", lambda: True)
     kinds = [(128, 0.1, "cuda", 128), (64, 0.0, "cuda", 128), (128, 0.0, "cuda", 127), (128, 0.0, "xpu", 128)]
     for width, dropout, device, queries in [(128, 0.0, "cuda", 128), *kinds]:
         SelfAttention(width, 8, dropout).prepare(Asked(), queries, 500, torch.device(device))
     assert asked == [True, False, False, False]
     SelfAttention(128, 8, 0.1).eval().prepare(Asked(), 128, 500, torch.device("cuda"))
-    assert asked.pop() and Causal(3).prepare(128, 500, torch.device("cpu"), False).fused is None
+    assert asked.pop()
+    monkeypatch.setattr(attention_module, "_has_compiler", lambda: False)
+    SelfAttention(128, 8).prepare(Asked(), 128, 500, torch.device("cuda"))
+    assert not asked.pop() and Causal(3).prepare(128, 500, torch.device("cpu"), False).fused is None
     for device in ("cpu", "meta", "mps"):
         assert SelfAttention(128, 8).prepare(CAUSAL, 128, 500, torch.device(device)) is CAUSAL
 

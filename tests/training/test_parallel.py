@@ -54,9 +54,11 @@ def test_a_model_is_placed_and_its_gradients_are_reduced_as_flags_ask(monkeypatc
     ]
 
 
-def test_a_model_is_compiled_and_recomputed_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps(monkeypatch, "--compile --checkpoint-activations")
-    assert steps.run()[2:4] == [("compile_model", steps.model), ("checkpoint_activations", steps.model)]
+def test_activations_are_recomputed_then_layers_are_compiled_then_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, size, last in (("", 1, "GradientReducer"), (SHARDED, 2, "ShardedReducer")):
+        steps = Steps(monkeypatch, f"--compile --checkpoint-activations {flags}", size=size)
+        names = [name for name, *_ in steps.run() if name not in ("move", "criterion")]
+        assert names == ["checkpoint_activations", "compile_model", last]
 
 
 @pytest.mark.parametrize(
@@ -82,10 +84,6 @@ def test_a_sharded_model_is_not_moved_whole_to_a_device(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            f"{SHARDED} --compile",
-            "--compile: cannot be combined with --ddp-backend fully_sharded; leave one of them out",
-        ),
         (
             f"{SHARDED} --decoder-layerdrop 0.5",
             "--decoder-layerdrop: leaves out layers, which --ddp-backend fully_sharded",

@@ -393,7 +393,7 @@ PUBLISHED = {  # with all their layers, in which the number of launches lies
 }
 
 
-@pytest.mark.parametrize("arch, launches", [("shortformer_wiki103", 2335), ("llama_135m", 6309)])
+@pytest.mark.parametrize("arch, launches", [("shortformer_wiki103", 2307), ("llama_135m", 6309)])
 @on_strict_device
 def test_an_update_waits_once_and_launches_no_more_than_before_and_a_validation_waits_at_its_end(
     arch: str, launches: int, data: Path, tmp_path: Path
