@@ -264,6 +264,11 @@ def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
     return copy
 
 
+def _empty_like(tensor: Tensor, *, pin_memory: bool = False, **settings: Any) -> Tensor:
+    assert not pin_memory or torch.device(settings["device"]).type == "cpu", "only memory of the host can be pinned"
+    return _as_empty(tensor, **settings)
+
+
 def _address(tensor: Tensor) -> int:
     caller = sys._getframe(1).f_globals["__name__"]
     assert not (is_strict(tensor) and caller.startswith(KERNELS)), f"{caller} reads memory of the device"
@@ -284,6 +289,7 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return copy
 
 
+_as_empty = torch.empty_like
 _deepcopy, _data_ptr, _clear_autocast_cache = Tensor.__deepcopy__, Tensor.data_ptr, torch.clear_autocast_cache
 
 
@@ -312,6 +318,8 @@ def backend() -> Backend:
     # What torch has no hooks for in Python: pinned memory, copies of storages, parameters
     # that are moved.
     Tensor.pin_memory, Tensor.__deepcopy__ = _pinned, _copied  # type: ignore[assignment,method-assign]
+    torch.empty_like = _empty_like  # type: ignore[assignment]
+    torch.accelerator.synchronize = lambda device=None: None  # it has done everything
     Tensor.data_ptr = _address  # type: ignore[method-assign]
     torch.clear_autocast_cache = _forget_casts  # type: ignore[assignment]
     torch.__future__.set_swap_module_params_on_conversion(True)

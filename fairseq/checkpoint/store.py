@@ -26,6 +26,7 @@ from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.config.settings import without_paths
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
+from fairseq.modules import devices
 from fairseq.system.files import atomic_file
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -53,27 +54,41 @@ def copied(value: object, *, again: bool = True) -> Any:
     """Return *value*, a tree of dicts and lists,
     with its tensors on the host; a tied one is copied once.
 
-    With *again* also those that are on the host already are copied.
+    With *again* also those that are on the host already are copied, and those of a device at once,
+    into pinned memory.
     """
     copies: dict[object, object] = {}
+    sources: set[torch.device] = set()
+
+    def staged(tensor: Tensor) -> Tensor:
+        if not again:
+            return tensor.detach().cpu()
+        if not devices.is_accelerator(tensor.device):
+            return tensor.detach().to("cpu", copy=True)
+        sources.add(tensor.device)
+        # Pageable memory would be copied in pieces, each of which waits for the device.
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach(), non_blocking=True)
 
     def copy(item: object) -> Any:
         if isinstance(item, TensorPart):
             if id(item) not in copies:
-                copies[id(item)] = item.copied(again)
+                copies[id(item)] = TensorPart(staged(item.local), item.first, item.shape)
             return copies[id(item)]
         if isinstance(item, Tensor):
             # One tensor under several names stays one;
             # a square matrix and its transpose differ by strides only.
             view = (item.data_ptr(), item.shape, item.stride(), item.dtype)
             if view not in copies:
-                copies[view] = item.detach().to("cpu", copy=True) if again else item.detach().cpu()
+                copies[view] = staged(item)
             return copies[view]
         if isinstance(item, dict):
             return {key: copy(inner) for key, inner in item.items()}
         return [copy(inner) for inner in item] if isinstance(item, list) else item
 
-    return copy(value)
+    result = copy(value)
+    for device in sources:
+        devices.synchronize(device)  # the copies have ended
+    return result
 
 
 def load(path: str | Path, rows: tuple[int, int] | None = None, only: str | None = None) -> dict[str, Any]:

@@ -17,10 +17,6 @@ class TensorPart:
     first: int
     shape: torch.Size
 
-    def copied(self, again: bool = True) -> TensorPart:
-        """A copy in host memory; without *again* the same rows where they are there already."""
-        return TensorPart(self.local.detach().to("cpu", copy=again), self.first, self.shape)
-
     def __create_write_items__(self, name: str, _: object) -> list[object]:
         """What PyTorch's planner writes of the tensor called *name*: these rows."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties

@@ -102,6 +102,11 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type != "mps")
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until *device* has done all that it was given."""
+    torch.accelerator.synchronize(device)
+
+
 def peak_memory(device: torch.device) -> int | None:
     """Return the most bytes that this process had
     on *device* at once; None where torch does not tell."""

@@ -136,7 +136,7 @@ class Saver:
         if not folder:
             return None
         if copy:
-            shards = {key: part.copied() for key, part in shards.items()}
+            shards = copied(shards)
             # Only the first process writes what is not sharded.
             plain = copied(plain) if self.world.is_first else {}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
@@ -22,26 +20,6 @@ def test_rows_are_those_of_chunk_and_what_is_left_over_is_empty() -> None:
             lengths = [len(part) for part in torch.chunk(torch.arange(size), count)] if size else []
             assert [end - first for first, end in ends] == lengths + [0] * (count - len(lengths))
             assert all(first == before for (first, _), (_, before) in zip(ends[1:], ends, strict=False))
-
-
-class OnDevice:
-    """A tensor of a device, whose copy is how it was asked for."""
-
-    def detach(self) -> OnDevice:
-        return self
-
-    def to(self, *device: str, **settings: bool) -> Any:
-        return device, settings
-
-
-@pytest.mark.parametrize("arguments, again", [((), True), ((True,), True), ((False,), False)])
-def test_a_copy_is_of_the_same_rows_on_the_host(arguments: tuple[bool, ...], again: bool) -> None:
-    value: Any = OnDevice()
-    part = TensorPart(value, 3, torch.Size([5, 3])).copied(*arguments)
-    assert part.local == (("cpu",), {"copy": again}) and (part.first, part.shape) == (3, (5, 3))
-    own = torch.ones(2, requires_grad=True)
-    copy = TensorPart(own, 0, own.shape).copied(*arguments).local
-    assert (copy.data_ptr() == own.data_ptr()) != again and not copy.requires_grad
 
 
 def test_the_parts_of_two_processes_are_planned_as_one_tensor() -> None:
