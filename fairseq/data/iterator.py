@@ -132,11 +132,15 @@ class EpochIterator:
         with contextlib.closing(samples):
             layout = self.sampler.layout
             self._rest, self._fetched = (_to_device(sample, self.device) for sample in samples), []
-            while self._fetched or self._fetch():
-                # Counted before it is handed out: a checkpoint of the update that reads it
-                # continues with the next.
-                self.read = min(self.read + layout.step, layout.units)
-                yield self._fetched.pop()
+            try:
+                while self._fetched or self._fetch():
+                    # Counted before it is handed out: a checkpoint of the update that reads it
+                    # continues with the next.
+                    self.read = min(self.read + layout.step, layout.units)
+                    yield self._fetched.pop()
+            finally:
+                # What is left refers to this iterator, which would wait for the garbage collector.
+                self._rest, self._fetched = iter(()), []
         self.epoch += 1
         self.read = 0
 
