@@ -493,6 +493,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     gpus = torch.cuda.device_count() if args.device == "cuda" else 0
     small = args.small or args.device != "cuda"
+    # As Ctrl-C does, so that the step of the moment ends with its processes.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     chosen = [step for step in steps(args.device, small, gpus) if re.search(args.only, step.name)]
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(args.device, small, args.seconds, folder)

@@ -67,7 +67,7 @@ def copied(value: object, *, again: bool = True) -> Any:
             return tensor.detach().to("cpu", copy=True)
         sources.add(tensor.device)
         # Pageable memory would be copied in pieces, each of which waits for the device.
-        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach(), non_blocking=True)
+        return devices.host_memory(tensor).copy_(tensor.detach(), non_blocking=True)
 
     def copy(item: object) -> Any:
         if isinstance(item, TensorPart):

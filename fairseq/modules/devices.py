@@ -93,6 +93,11 @@ def pin(tensor: Tensor) -> Tensor:
     return tensor if kind is not None and kind.type == "mps" else tensor.pin_memory()
 
 
+def host_memory(tensor: Tensor) -> Tensor:
+    """Return memory of the host, for a copy of *tensor*: pinned, but for Apple's."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "mps")
+
+
 def move(tensor: Tensor, device: torch.device) -> Tensor:
     """Return *tensor* on *device*, copied without waiting but to Apple's."""
     if is_accelerator(device) and tensor.device.type == "cpu":
