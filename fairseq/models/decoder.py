@@ -174,7 +174,7 @@ class Decoder(nn.Module):
             return
         continues, is_continued = word_parts(dictionary, word_rule(dictionary))
         if not (continues.any() or is_continued.any()):
-            logger.warning("--word-notes have no effect: the dictionary's symbols are whole words")
+            logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
         parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
         self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 

@@ -126,7 +126,8 @@ def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_pat
     monkeypatch.setattr(FairseqAdam, "optimizer_class", torch.optim.AdamW)
     monkeypatch.setattr(FairseqAdam, "group_settings", {"weight_decay": "weight_decay"})
     with user_error(
-        f"--ngram-notes: {name} updates no single rows; use --optimizer adam, with --no-apex, or muon; or give 0"
+        f"--ngram-notes, --word-notes: {name} updates no single rows; use --optimizer adam, with --no-apex, or muon; "
+        "or give 0"
     ):
         runs.train(tmp_path / "run", runs.BASELINE, flags, "--ngram-notes 20")
     assert not (tmp_path / "run").exists()

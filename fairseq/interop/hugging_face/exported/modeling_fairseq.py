@@ -250,6 +250,8 @@ class WordNotes(Notes):
     ``parts`` says what symbols are to words, as bits: 1 continues one, 2 is continued, 4 neither.
     """
 
+    parts: Tensor
+
     def __init__(self, rows: int, dim: int, config: FairseqConfig) -> None:
         super().__init__(rows, dim)
         self.register_buffer("parts", torch.zeros(config.vocab_size, dtype=torch.uint8))
