@@ -92,6 +92,9 @@ class NGramNotesConfig(Config):
     ngram_notes: int = flag(
         0, "rows of notes: learned vectors of pairs of tokens, added to the input", low=0, high=1 << 30
     )
+    word_notes: int = flag(
+        0, "rows of notes of words: learned vectors of a word's subwords so far", low=0, high=1 << 30
+    )
 
 
 @dataclass(frozen=True)
