@@ -61,7 +61,7 @@ def upload(folder: Path, name: str, revisions: list[str]) -> str:
 
 def _library(where: str) -> ModuleType:
     return import_package(
-        "huggingface_hub", f"{where}: huggingface_hub is not installed; pip install 'fairseq-short[hub]'"
+        "huggingface_hub", f"{where}: huggingface_hub is not installed (extra hub); pip install huggingface_hub"
     )
 
 
