@@ -81,7 +81,6 @@ def test_a_model_is_exported_and_generates_without_a_question(
 def test_revisions_are_uploaded_to_their_branches(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [line] = REVISIONS
     shutil.rmtree(home / "exported", ignore_errors=True)
-    run(line, monkeypatch)
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class HfApi:
@@ -89,7 +88,7 @@ def test_revisions_are_uploaded_to_their_branches(home: Path, monkeypatch: pytes
             return lambda *words, **options: calls.append((name, options))
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi))  # type: ignore[arg-type]
-    exec(block("HfApi()"), {})
+    run(f"{line} --push me/babylm", monkeypatch)
     branches = [options["revision"] for name, options in calls if "revision" in options]
     assert len(branches) > 1 and sorted(branches) == sorted(path.name for path in home.glob("exported/chck_*"))
     for branch in branches:
