@@ -15,7 +15,7 @@ from fairseq_cli import command, group
 def get_compare_parser() -> Parser:
     examples = [
         "fairseq-compare settings.yaml data-bin --seconds 600",
-        "fairseq-compare settings.yaml data-bin --updates 800 --processes 2 --against plain",
+        "fairseq-compare settings.yaml data-bin --updates 800 --against plain",
     ]
     parser = Parser(
         "Train settings within one budget each and test their differences.",
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def get_report_parser() -> Parser:
-    examples = ["fairseq-compare report compared --against plain"]
+    examples = ["fairseq-compare report compared", "fairseq-compare report compared --against plain"]
     parser = Parser("Print the table of a comparison.", examples=examples)
     parser.add_argument("folder", metavar="DIR", help="the folder of --out")
     parser.add_argument("--against", metavar="NAME", help="setting to compare with (default: the first)")
