@@ -31,17 +31,23 @@ class Notes(nn.Module):
     Args:
         rows: of the table; row 0 is one more, for tokens without a note, and stays zero.
         dim: channels C.
+        dropout: probability with which a token goes without its note, in training; others are not
+            scaled, because most tokens of a new text have no note that was learned.
     """
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, rows: int, dim: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         # Zeros: a model begins without notes, and draws no random numbers for them.
         self.table = nn.Embedding(1 + rows, dim, padding_idx=0, sparse=True, _weight=torch.zeros(1 + rows, dim))
 
     def forward(self, text: Tensor) -> Tensor:
         """The notes [B, T, C] of the tokens of *text* [B, HISTORY + T] behind the first
         ``HISTORY``, which are −1 where the segment begins."""
-        return self.table(self.rows_of(text))
+        rows = self.rows_of(text)
+        if self.training and self.dropout:
+            rows = rows.masked_fill(torch.rand(rows.shape, device=rows.device) < self.dropout, 0)
+        return self.table(rows)
 
     def rows_of(self, text: Tensor) -> Tensor:
         """The rows [B, T] of the same tokens."""
@@ -62,8 +68,8 @@ class NGramNotes(Notes):
         padding_idx: the padding symbol, which is in no pair; -1: there is none.
     """
 
-    def __init__(self, rows: int, dim: int, vocabulary: int, padding_idx: int) -> None:
-        super().__init__(rows, dim)
+    def __init__(self, rows: int, dim: int, vocabulary: int, padding_idx: int, dropout: float = 0.0) -> None:
+        super().__init__(rows, dim, dropout)
         self.vocabulary, self.padding_idx = vocabulary, padding_idx
 
     def rows_of(self, text: Tensor) -> Tensor:
@@ -85,8 +91,8 @@ class WordNotes(Notes):
 
     parts: Tensor
 
-    def __init__(self, rows: int, dim: int, vocabulary: int) -> None:
-        super().__init__(rows, dim)
+    def __init__(self, rows: int, dim: int, vocabulary: int, dropout: float = 0.0) -> None:
+        super().__init__(rows, dim, dropout)
         self.register_buffer("parts", torch.zeros(vocabulary, dtype=torch.uint8))
 
     def rows_of(self, text: Tensor) -> Tensor:
