@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # 2^64 divided by the golden ratio, as a signed number: its products spread pairs over the rows
@@ -44,7 +45,13 @@ class NGramNotes(nn.Module):
         if before is None:
             before = tokens.new_full((len(tokens), 1), -1)
         first = torch.cat([before, tokens[:, :-1]], dim=1)
-        return self.table(self.rows_of(first, tokens)), tokens[:, -1:]
+        rows = self.rows_of(first, tokens)
+        if tokens.device.type == "cpu":
+            notes = self.table(rows)
+        else:
+            # Row 0 has a gradient of zeros. The host would wait for the size of one without row 0.
+            notes = F.embedding(rows, self.table.weight, sparse=True).masked_fill((rows == 0)[..., None], 0)
+        return notes, tokens[:, -1:]
 
     def rows_of(self, first: Tensor, second: Tensor) -> Tensor:
         """The rows of pairs of tokens; 0 where one of them is none."""
