@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the figures of README ("Quick start") and docs/getting-started.md: runs README's commands, as they stand there, on a
+# Prints the figures of README ("Quick start") and docs/first-model.md: runs README's commands, as they stand there, on a
 # folder with train.txt, valid.txt and test.txt, in which it writes data-bin, own and sample.txt.
 # Usage: benchmarks/own_text.sh DIR     (EXTRA: further flags of fairseq-train)
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A language model in the least time: the settings that reached a tuned baseline's perplexity first. README.md explains them.
+# A language model in the least time: the settings that reached a tuned baseline's perplexity first. docs/methods.md explains them.
 #   DATA      folder of fairseq-preprocess (default: a corpus of Python's documentation, made here)
 #   OUT       folder of the checkpoints (default: speedrun/model)
 #   UPDATES   of training (default: 800); warm-up and decay are shares of them

@@ -328,6 +328,9 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
         None, "folder for results.json, and the plot of `by_frequency`", aliases=("--out",), metavar="DIR"
     )
     score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
+    surprisal: str | None = flag(
+        None, "tab-separated file of every word of `text`: characters, surprisal in bits", metavar="FILE"
+    )
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
     )
@@ -359,8 +362,9 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
             raise SettingError("`pointer`: two numbers, the second below 1, with `cache_pointer`; such as 20,0.2")
         if self.cache_pointer and (self.num_shards > 1 or self.score_documents is not None):
             raise SettingError("`cache_pointer`: reads one text in order; excludes `num_shards` and `score_documents`")
-        if self.by_frequency and self.score_documents is not None:
-            raise SettingError("`by_frequency`: excludes `score_documents`; run one after the other")
+        for name, value in (("score_documents", self.score_documents), ("surprisal", self.surprisal)):
+            if self.by_frequency and value is not None:
+                raise SettingError(f"`by_frequency`: excludes `{name}`; run one after the other")
 
 
 @dataclass(frozen=True)

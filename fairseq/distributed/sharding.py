@@ -59,12 +59,13 @@ class ShardedReducer(DataParallel):
         if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
             raise UserError(f"`ddp_backend` {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
         if any(map(is_sparse, module.modules())):
-            raise UserError(f"`ngram_notes`: with `ddp_backend` {BACKEND} there are none; give 0 or another back-end")
+            raise UserError(f"`ngram_notes`, `word_notes`: not with `ddp_backend` {BACKEND}; give 0")
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.shard = shard_of(cfg, world)
         mesh = _mesh(world, self.shard[1])
         self.module = module
+        self.world = world
         self.group = mesh.get_group("shard")
         offload = fsdp.OffloadPolicy()
         if cfg.cpu_offload:
@@ -77,12 +78,16 @@ class ShardedReducer(DataParallel):
         _move(module, world.device)
         root: Any = fsdp.fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
-        # A rank without a batch does not use all of them.
+        # A rank without a batch does not use all of them: zeros take part for it.
         root.set_reduce_scatter_unused_params(True)
         self.root = root
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
         self._full = {id(part): self.sharded[name] for name, part in self.parts.items()}
+        # Names of the parameters that a backward pass on this process gave a gradient.
+        self.used: set[str] = set()
+        for group in (*layers, module):
+            self._record_use(group)
         # Checkpoints hold full values or local shards, where PyTorch expects its own tensors.
         for loaded in module.children():
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
@@ -95,9 +100,13 @@ class ShardedReducer(DataParallel):
 
     def reduce(self) -> None:
         self.reset()
-        for name, parameter in self.sharded.items():
+        used_by_any = self.world.any([name in self.used for name in self.sharded])
+        self.used.clear()
+        for (name, parameter), is_used in zip(self.sharded.items(), used_by_any, strict=True):
             if parameter.grad is not None:
-                self.parts[name].grad, parameter.grad = parameter.grad.to_local(), None
+                # Zeros that no process computed are none: decay and momentum would move it.
+                self.parts[name].grad = parameter.grad.to_local() if is_used else None
+                parameter.grad = None
 
     def total_norm(self, norm: Tensor) -> Tensor:
         squares = norm.square()
@@ -131,6 +140,14 @@ class ShardedReducer(DataParallel):
         once: dict[int, Any] = {id(value): value for value in parameters.values()}
         cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
         return {name: cut[id(value)] for name, value in parameters.items()}
+
+    def _record_use(self, group: Any) -> None:
+        """Let :attr:`used` have the names of what each backward pass uses of *group*."""
+        group.unshard()  # PyTorch keeps these tensors, and fills them for each computation
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and not _is_sharded(parameter):
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.used.add(name))
+        group.reshard()
 
     def _part(self, local: Tensor, shape: torch.Size) -> TensorPart:
         return TensorPart(local.detach(), rows_of(shape[0], *self.shard)[0], shape)

@@ -3,18 +3,25 @@ with memory and caches, that all of them share."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config.shared import ModelConfig
+from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.modules.attention import Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
-from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS_ALONE, NGramNotes, WordNotes
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
+from fairseq.text.dictionary import Dictionary
+
+logger = logging.getLogger(__name__)
 
 
 class Decoder(nn.Module):
@@ -35,6 +42,7 @@ class Decoder(nn.Module):
         self.adaptive_softmax: OutputLayer | None = None
         self.output_projection: OutputLayer | None = None
         self.ngram_notes: NGramNotes | None = None
+        self.word_notes: WordNotes | None = None
 
     @property
     def output_distribution(self) -> OutputLayer:
@@ -148,12 +156,27 @@ class Decoder(nn.Module):
     def _add_notes(self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
         """*x* [B, T, C] with the notes of *tokens* [B, T], if the model has any, on the scale of
         the embeddings."""
-        if self.ngram_notes is None:
+        if self.ngram_notes is None and self.word_notes is None:
             return x
-        notes, last = self.ngram_notes(tokens, cache.last_tokens if cache else None)
+        before = cache.last_tokens if cache else None
+        text = F.pad(tokens, (HISTORY, 0), value=-1) if before is None else torch.cat([before, tokens], dim=1)
         if cache is not None:
-            cache.last_tokens = last
-        return torch.add(x, notes.to(x.dtype), alpha=self.embed_scale)
+            cache.last_tokens = text[:, -HISTORY:]
+        for notes in (self.ngram_notes, self.word_notes):
+            if notes is not None:
+                x = torch.add(x, notes(text).to(x.dtype), alpha=self.embed_scale)
+        return x
+
+    def mark_words(self, dictionary: Dictionary) -> None:
+        """Tell the notes of words, if there are any, which symbols of *dictionary* continue a word,
+        as far as the tokenizer beside it or their marks show."""
+        if self.word_notes is None:
+            return
+        continues, is_continued = word_parts(dictionary, word_rule(dictionary))
+        if not (continues.any() or is_continued.any()):
+            logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
+        parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
+        self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
         """The memory before the first segment, whose layers read *x* [B, T, C]."""

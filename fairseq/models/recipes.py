@@ -119,7 +119,7 @@ ROBERTA: Recipe = {  # Liu et al. 2019, table 9: 8,192 rows
     "max_update": 500000,
 }
 ROBERTA_LARGE: Recipe = {**ROBERTA, "lr": [0.0004], "warmup_updates": 30000}
-FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any encoder
+FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any model
     "optimizer": "adam",
     "adam_betas": [0.9, 0.98],
     "adam_eps": 1e-6,
@@ -198,13 +198,14 @@ OBJECTIVES = {  # of models that do not predict the next token: task, criterion
     "bert": ("masked_lm", "masked_lm"),
     "electra": ("masked_lm", "electra"),
 }
-CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
+CLASSES = "sentence_prediction"  # task and criterion of fine-tuning
 
 
 def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *arch* recommends beside the *given* settings: recipe, task and criterion."""
     recipe, model = recipe_of(arch), ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
-    if model in OBJECTIVES and given.get("task", OBJECTIVES[model][0]) != OBJECTIVES[model][0]:
+    task = given.get("task")
+    if task == CLASSES or model in OBJECTIVES and task not in (None, OBJECTIVES[model][0]):
         recipe = {**FINE_TUNING, **({"lr": SMALL["lr"]} if recipe is SMALL else {})}
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
@@ -260,10 +261,10 @@ def objective_of(arch: str, chosen: Mapping[str, object]) -> dict[str, str]:
     """Return task and criterion of *arch*, unless general
     defaults apply; *chosen* are the user's :data:`AIMS`."""
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
+    if chosen.get("task") == CLASSES:
+        return {"criterion": CLASSES}
     if model in OBJECTIVES:
         task, criterion = OBJECTIVES[model]
-        if chosen.get("task") == CLASSES:
-            return {"criterion": CLASSES}
         return {"task": task, "criterion": criterion} if chosen.get("task", task) == task else {}
     settings_class = getattr(MODELS.declaration(model), "config_class", None) if model in MODELS else None
     if settings_class is None or "adaptive_softmax_cutoff" not in fields.defaults(settings_class):

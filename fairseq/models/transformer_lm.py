@@ -26,7 +26,7 @@ from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAt
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache
-from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.modules.ngram_notes import NGramNotes, WordNotes
 from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
@@ -85,7 +85,9 @@ class TransformerDecoder(Decoder):
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         if cfg.ngram_notes:
-            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx)
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx, cfg.notes_dropout)
+        if cfg.word_notes:
+            self.word_notes = WordNotes(cfg.word_notes, dim, vocabulary, cfg.notes_dropout)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
@@ -256,7 +258,9 @@ class TransformerLanguageModel(DecoderModel):
         cfg = typed(TransformerLMConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
         dictionary = task.source_dictionary
-        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad()))
+        decoder = TransformerDecoder(cfg, len(dictionary), dictionary.pad())
+        decoder.mark_words(dictionary)
+        return cls(decoder)
 
     def check_memory_length(self, length: int) -> None:
         # A cache of any length will do: positions are given to it anew with each segment.

@@ -62,7 +62,7 @@ def test_the_three_commands_are_short_and_make_a_model_a_score_and_a_sample(
     assert isinstance(figures, dict) and figures["bits_per_byte"] > 0
     assert (tmp_path / "sample.txt").read_text().strip()
     # The guide's first command, with the settings that this run has written.
-    [line] = block("docs/continued-training.md", "## Start a new run from the old weights")
+    [line] = block("docs/resuming.md", "## Start a new run from the old weights")
     run(line.replace("new-bin", "data-bin"), "--max-update", "1", "--cpu")
     assert (tmp_path / "adapted" / "checkpoint_best.pt").exists()
     options.parse_args_and_arch(get_training_parser(), shlex.split(line)[1:])

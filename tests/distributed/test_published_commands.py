@@ -44,7 +44,7 @@ def published(name: str, processes: int, notes: Path) -> list[str]:
     """The words after ``train.py DATA`` of a published command; any number of processes has the
     same global batch."""
     if name == "shortformer":
-        text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "shortformer.md").read_text(encoding="utf-8"))
+        text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "methods.md").read_text(encoding="utf-8"))
         (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch .*) --bf16 --save-dir shortformer", text)
         words = [*shlex.split(line), f"--max-tokens={64 // processes}"]
     else:

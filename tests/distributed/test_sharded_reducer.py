@@ -122,12 +122,12 @@ def gradients(reducer: Any, world: World) -> dict[str, Tensor]:
     return whole_of(reducer, world, {name: part for name, part in whole.items() if part is not None})
 
 
-def of_whole(size: int, batches: int = 1, biased: Any = lambda rank: True) -> dict[str, Tensor]:
+def of_whole(size: int, batches: int = 1, biased: Any = lambda rank, batch: True) -> dict[str, Tensor]:
     """The mean over *size* processes of the sum of gradients of *batches*, by name."""
     graph = Graph(Model())
     for rank in range(size):
         for batch in range(batches):
-            graph(tokens_of(rank, batch), biased(rank)).backward()
+            graph(tokens_of(rank, batch), biased(rank, batch)).backward()
     return {name: p.grad / size for name, p in graph.named_parameters() if p.grad is not None}
 
 
@@ -221,18 +221,27 @@ def test_an_update_of_the_parts_is_one_of_the_whole(tmp_path: Path) -> None:
 
 
 def unused(world: World) -> Any:
-    reducer = sharded(world)
-    with reducer.accumulate(last=True):
-        reducer.module(tokens_of(world.rank), world.rank == 0).backward()
-    reducer.reduce()
-    return gradients(reducer, world)
+    """Gradients of two updates: one process uses the bias in one of two batches; none does."""
+    reducer, found = sharded(world), []
+    for is_used in (True, False):
+        for batch in range(2):
+            with reducer.accumulate(last=batch == 1):
+                biased = is_used and world.rank == batch == 0
+                reducer.module(tokens_of(world.rank, batch), biased).backward()
+        reducer.reduce()
+        found.append(gradients(reducer, world))
+        for _, part in reducer.named_parameters():
+            part.grad = None
+    return found
 
 
-def test_a_process_that_does_not_use_a_parameter_takes_part_in_its_gradient(tmp_path: Path) -> None:
-    expected = of_whole(2, biased=lambda rank: rank == 0)
-    for found in on_ranks(unused, 2, tmp_path):
-        for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, msg=name)
+def test_a_parameter_has_a_gradient_if_any_process_used_it(tmp_path: Path) -> None:
+    expected = of_whole(2, batches=2, biased=lambda rank, batch: False)
+    bias = torch.full((3,), 7 / 2)  # the derivative of 7 (b² + b), of one of two processes
+    for used, by_none in on_ranks(unused, 2, tmp_path):
+        torch.testing.assert_close(used, {**expected, "model.bias": bias})
+        # None, not zeros: decay and momentum would move it.
+        torch.testing.assert_close(by_none, expected)
 
 
 def low(world: World) -> Any:
@@ -287,6 +296,7 @@ def test_parameters_wait_in_host_memory_if_asked_for_which_is_pinned_for_a_gpu(
     monkeypatch.setattr(fsdp, "fully_shard", shard)
     monkeypatch.setattr(sharding, "_mesh", lambda world, size: SimpleNamespace(get_group=str))
     monkeypatch.setattr(sharding, "_move", lambda *_: None)
+    monkeypatch.setattr(ShardedReducer, "_record_use", lambda *_: None)
     cfg = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2, cpu_offload=offload)
     ShardedReducer(Graph(nn.Identity()), [nn.Identity()], World(0, 2, torch.device(device)), cfg, None)
     expected = fsdp.CPUOffloadPolicy(pin_memory=device == "cuda") if offload else fsdp.OffloadPolicy()

@@ -270,7 +270,7 @@ def test_the_total_of_a_run_in_epochs_is_what_it_comes_to(tmp_path: Path, capsys
 
 
 def test_the_page_explains_every_metric_of_the_log() -> None:
-    page = (runs.ROOT / "docs" / "log.md").read_text().split("## Metrics")[1]
+    page = (runs.ROOT / "docs" / "reference.md").read_text().split("## Metrics")[1]
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", page, flags=re.MULTILINE))))
     figures = set(metric_figures(tuple(name for layout in GLUE.values() for name in layout.metrics)))
     for name in ("adaptive_loss", "cross_entropy", "label_smoothed_cross_entropy", "masked_lm", "electra"):

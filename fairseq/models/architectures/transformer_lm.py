@@ -16,7 +16,7 @@ PLAIN: Defaults = {"decoder_normalize_before": False, "decoder_input_dim": 512, 
 
 
 # Of small models, whose few thousand words are all learned: with narrower bands, which were made
-# for 267,744 words, they lose 0.03 bits per byte (docs/results.md).
+# for 267,744 words, they lose 0.03 bits per byte (benchmarks/results/small.md).
 ONE_WIDTH: Defaults = {"adaptive_input_factor": 1.0, "adaptive_softmax_factor": 1.0}
 
 
@@ -173,7 +173,7 @@ FAST: Defaults = {  # benchmarks/results/README.md, "Time to a perplexity"
     "activation_fn": "relu_squared",
     "embed_init_std": 0.02,
 }
-NOTES: Defaults = {"ngram_notes": 64000}  # docs/results.md, "What do notes of pairs gain?"
+NOTES: Defaults = {"ngram_notes": 64000}  # benchmarks/results/small.md, "Notes of pairs"
 DEMO = _small(4, 256, [1000, 4000])  # for a corpus of a million words and a CPU
 TINY = _small(2, 64, [200, 600])  # for tests
 
