@@ -135,7 +135,7 @@ def test_flags_are_named_at_the_border_only() -> None:
             *("--path", "--gen-subset", "--valid-subset", "--user-dir"),
             *("--restore-file", "--finetune-from-model", "--reset-"),
         },
-        "fairseq.evaluation.finetuning": None,  # command lines of fairseq-train
+        **dict.fromkeys(("fairseq.evaluation.finetuning", "fairseq.analysis.comparison")),  # command lines
         # Arguments of git and of compilers, and variables of style sheets.
         **dict.fromkeys(("fairseq.system.provenance", "fairseq.kernels.build"), None),
         **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.generation", "fairseq.notes.note_map"), None),

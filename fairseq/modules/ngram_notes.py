@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # 2^64 divided by the golden ratio, as a signed number: its products spread pairs over the rows
@@ -47,7 +48,10 @@ class Notes(nn.Module):
         rows = self.rows_of(text)
         if self.training and self.dropout:
             rows = rows.masked_fill(torch.rand(rows.shape, device=rows.device) < self.dropout, 0)
-        return self.table(rows)
+        if rows.device.type == "cpu":
+            return self.table(rows)
+        # Row 0 has a gradient of zeros. The host would wait for the size of one without row 0.
+        return F.embedding(rows, self.table.weight, sparse=True).masked_fill((rows == 0)[..., None], 0)
 
     def rows_of(self, text: Tensor) -> Tensor:
         """The rows [B, T] of the same tokens."""
