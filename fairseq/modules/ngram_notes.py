@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # 2^64 divided by the golden ratio, as a signed number: its products spread pairs over the rows
@@ -31,10 +32,13 @@ class Notes(nn.Module):
     Args:
         rows: of the table; row 0 is one more, for tokens without a note, and stays zero.
         dim: channels C.
+        dropout: probability with which a token goes without its note, in training; others are not
+            scaled, because most tokens of a new text have no note that was learned.
     """
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, rows: int, dim: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         # Zeros: a model begins without notes, and draws no random numbers for them.
         self.table = nn.Embedding(1 + rows, dim, padding_idx=0, sparse=True, _weight=torch.zeros(1 + rows, dim))
 
@@ -46,7 +50,14 @@ class Notes(nn.Module):
         *document_positions* [B, T].
         """
         rows = self.rows_of(text)
-        return self.table(rows if document_positions is None else rows.where(document_positions > 0, 0))
+        if document_positions is not None:
+            rows = rows.where(document_positions > 0, 0)
+        if self.training and self.dropout:
+            rows = rows.masked_fill(torch.rand(rows.shape, device=rows.device) < self.dropout, 0)
+        if rows.device.type == "cpu":
+            return self.table(rows)
+        # Row 0 has a gradient of zeros. The host would wait for the size of one without row 0.
+        return F.embedding(rows, self.table.weight, sparse=True).masked_fill((rows == 0)[..., None], 0)
 
     def rows_of(self, text: Tensor) -> Tensor:
         """The rows [B, T] of the same tokens."""
@@ -67,8 +78,8 @@ class NGramNotes(Notes):
         padding_idx: the padding symbol, which is in no pair; -1: there is none.
     """
 
-    def __init__(self, rows: int, dim: int, vocabulary: int, padding_idx: int) -> None:
-        super().__init__(rows, dim)
+    def __init__(self, rows: int, dim: int, vocabulary: int, padding_idx: int, dropout: float = 0.0) -> None:
+        super().__init__(rows, dim, dropout)
         self.vocabulary, self.padding_idx = vocabulary, padding_idx
 
     def rows_of(self, text: Tensor) -> Tensor:
@@ -90,8 +101,8 @@ class WordNotes(Notes):
 
     parts: Tensor
 
-    def __init__(self, rows: int, dim: int, vocabulary: int) -> None:
-        super().__init__(rows, dim)
+    def __init__(self, rows: int, dim: int, vocabulary: int, dropout: float = 0.0) -> None:
+        super().__init__(rows, dim, dropout)
         self.register_buffer("parts", torch.zeros(vocabulary, dtype=torch.uint8))
 
     def rows_of(self, text: Tensor) -> Tensor:

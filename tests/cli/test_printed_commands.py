@@ -96,3 +96,15 @@ def test_pairs_and_help_need_no_evaluation_harness(
     with pytest.raises(SystemExit) as stop:
         harness.cli_main()
     assert stop.value.code == 0 and "--pairs" in capsys.readouterr().out
+
+
+def test_the_python_of_the_evaluation_page_runs(
+    home: Path, library: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    page = (runs.ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
+        exec(code, names)
+    assert names["results"]["results"]["lambada_openai"]["total,none"] < 0 and len(library) == 1
+    assert len(capsys.readouterr().out.splitlines()) > 6

@@ -77,6 +77,17 @@ def test_a_word_has_the_note_of_its_tokens_so_far():
     torch.testing.assert_close(torch.cat([pieces[0], pieces[1], pieces[2]], dim=1), rows, atol=0, rtol=0)
 
 
+def test_dropped_notes_are_left_out_in_training_only():
+    module = NGramNotes(50, 4, WORDS, PADDING, dropout=0.3)
+    torch.nn.init.ones_(module.table.weight[1:])
+    text = after_nothing(torch.randint(2, WORDS, (50, 41), generator=torch.Generator().manual_seed(6)))
+    torch.manual_seed(7)
+    dropped = module(text)[:, 1:, 0] == 0
+    # 2,000 pairs: five standard deviations around the share.
+    assert abs(float(dropped.double().mean()) - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 2000)
+    assert (module(text)[:, 1:][~dropped] != 0).any() and (module.eval()(text)[:, 1:] == 1).all()
+
+
 def test_pairs_spread_evenly_over_the_rows():
     module = NGramNotes(64, 1, 1000, -1)
     first, second = (x.flatten() for x in torch.meshgrid(torch.arange(1000), torch.arange(300), indexing="ij"))
