@@ -60,7 +60,7 @@ class SentenceModel(BaseFairseqModel):
                 "transformer_lm or transformer_xl architecture"
             )
         super().__init__()
-        self.cfg = layers.cfg
+        self.cfg: Any = layers.cfg
         self.skips_parameters = pretrained.skips_parameters
         self.padding_idx = padding_idx
         if isinstance(layers, Decoder):
