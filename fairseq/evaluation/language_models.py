@@ -296,6 +296,7 @@ class _Evaluation:
             multiple=self.batches.required_batch_size_multiple,
             softmax_batch=cfg.softmax_batch,
             add_bos_token=task.cfg.add_bos_token,
+            document_mask=task.cfg.document_mask,
             texts=_reads_documents(cfg),
             shard=cfg.shard_id,
             shards=cfg.num_shards,
