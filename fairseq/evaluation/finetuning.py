@@ -173,6 +173,10 @@ class Sweep:
             # Of a decoder, learned positions limit the rows; the blocks of pre-training do not.
             positions = chosen.pop("max_target_positions", None) or self.stored["tokens_per_sample"]
             chosen["tokens_per_sample"] = self.task_cfg.tokens_per_sample
+            # Imported models have none, as wide as the model; `arch` may have other defaults.
+            for name in ("decoder_input_dim", "decoder_output_dim"):
+                if name in self.stored and self.stored[name] is None:
+                    chosen[name] = self.stored["decoder_embed_dim"]
             if chosen.get("decoder_learned_pos"):
                 chosen["max_target_positions"] = positions
                 chosen["tokens_per_sample"] = min(positions, self.task_cfg.tokens_per_sample)

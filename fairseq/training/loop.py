@@ -41,7 +41,7 @@ from fairseq.training.profiler import Profiler, parse_window
 from fairseq.training.saving import Saver
 from fairseq.training.state import Due, Requests, TrainingState
 from fairseq.training.update import update
-from fairseq.training.validation import evaluate, raw_bytes, sample, text_writer
+from fairseq.training.validation import evaluate, raw_sizes, report_of, sample, text_writer
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,8 @@ class Run:
         window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
         self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
         self.cost = validation_cost(state)
-        self.raw_bytes, self.writer = raw_bytes(state), text_writer(state)
+        self.raw_sizes = raw_sizes(state.validation, state.settings.data_path)
+        self.writer = text_writer(state)
         # Words or tokens, by which milestones are counted.
         self.amount_read = max(
             self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position)
@@ -349,15 +350,12 @@ class Run:
                 started, samples = time.perf_counter(), itertools.islice(batches, steps)
                 with self.log.bar(samples, epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                     meter = evaluate(state, bar)
-                    report = meter.report(state.figures)
+                    report = report_of(meter, state.figures, self.raw_sizes.get(split))
                     if name not in report:
                         # Names of figures may be known only once they were logged.
                         near = nearest(name, list(report))
                         raise UserError(f"`best_checkpoint_metric` {name}: not a figure of validation; {near}")
                     speed = meter.tokens / max(time.perf_counter() - started, 1e-9)
-                    tokens, size = self.raw_bytes.get(split, (0, 0))
-                    if tokens == meter.tokens and "nll_loss" in report:
-                        report["bpb"] = report["nll_loss"] * tokens / size
                     line = validation_line(epoch, state.stage, report, speed) | {"num_updates": state.num_updates}
                     if number == 0:
                         keeps = state.validated(report[name])

@@ -60,6 +60,10 @@ def test_a_decoder_is_fine_tuned_and_classifies_with_the_commands_of_encoders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretrained(tmp_path / "lm", "learned positions")
+    state = checkpoint.load(tmp_path / "lm" / "checkpoint_best.pt")
+    # As in imported models, whose `arch` has other widths.
+    state["args"] |= {"arch": "transformer_lm", "decoder_input_dim": None, "decoder_output_dim": None}
+    checkpoint.save(tmp_path / "lm" / "checkpoint_best.pt", state)
     rows = [[text, "good" if label else "bad"] for text, label in separable(5, 60)]
     rows[0][0] += " w12" * 30  # longer than the table of positions
     for name in ("train", "dev"):

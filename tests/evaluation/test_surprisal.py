@@ -108,3 +108,14 @@ def test_rows_of_json_lines_are_documents_of_several_lines(tmp_path: Path) -> No
         *((1, "=", 0), (1, "=", 2), (1, "</s>", 3), (1, "=", 4), (1, "x", 6), (1, "</s>", 7)),
         *((2, "=", 0), (2, "</s>", 1)),
     ]
+
+
+def test_texts_that_are_read_in_blocks_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    overrides = {"tokens_per_sample": 4}
+    for name, found in (("baseline", ["1 text of more than 4 tokens"]), ("shortformer_stage2", [])):
+        caplog.clear()
+        LanguageModel.from_pretrained(runs.GOLDEN / f"{name}.pt", runs.DATA, overrides=overrides).surprisal(
+            ["= = =", "= = = ="]
+        )
+        lines = [record.getMessage() for record in caplog.records if "read in blocks" in record.getMessage()]
+        assert [line.partition(":")[0] for line in lines] == found
