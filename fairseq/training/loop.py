@@ -50,8 +50,8 @@ SIGNAL = "a signal"
 SHORTEST = 1000
 """Fewest updates between two validations of a long run where the user gives no interval."""
 POINTS, FEWEST, MOST_COST = 5, 100, 0.05
-"""Validations of a run of at least FEWEST updates that is shorter than its epoch, as long as those
-before the last take at most this share of its time."""
+"""Validations of a run of at least FEWEST updates, as long as those before the last take at most
+this share of its time."""
 FORWARD = 1 / 3
 """Time of a token in validation, as a share of one in training."""
 
@@ -470,8 +470,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
     """Updates between validations within epochs of *epoch_updates*; 0: none.
 
     If the user asks for no interval and epochs do not end more often, a long run is validated and
-    saved ten times, and one that is shorter than an epoch up to five times. *cost* is the time of a
-    validation as a share of an epoch's.
+    saved ten times, and a shorter one up to five times. *cost* is the time of a validation as a
+    share of an epoch's.
     """
     if saving.validate_interval_updates is not None:
         return saving.validate_interval_updates
@@ -479,7 +479,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
         return 0
     updates = cfg.max_update or (cfg.max_epoch or 1) * epoch_updates
     interval = max(SHORTEST, math.ceil(updates / 10))
-    if FEWEST <= updates <= epoch_updates and not cfg.stages:
+    # Whoever counts epochs expects a validation after each.
+    if updates >= FEWEST and not cfg.stages and cfg.max_epoch < 2:
         affordable = 1 + MOST_COST * updates / epoch_updates / cost if cost else POINTS
         interval = min(interval, math.ceil(updates / min(POINTS, int(affordable))))
     return interval if interval < min(updates, epoch_updates) else 0
