@@ -48,7 +48,7 @@ docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken li
 	@$(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: build/site/index.html"
 
-wheel: ## build the wheel, and run the small demo with it in an environment of its own, outside the repository
+wheel: ## build sdist and wheel; run the small demo and golden tests with it, outside the repository (TORCH=torch==2.7.0)
 	@bash scripts/check_wheel.sh build/dist $(PYTHON)
 
 bench: $(INSTALLED) ## measure speed and memory on this machine

@@ -1,2 +1,2 @@
-"""Benchmarks of speed and memory. docs/results.md has the results with machine, date, commit and
+"""Benchmarks of speed and memory. benchmarks/results has the results with machine, date, commit and
 command."""

@@ -19,6 +19,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
+from fairseq.evaluation.surprisal import WordSurprisal, surprisals, warn_of_blocks
 from fairseq.inference import Search, generate, generator_of
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.reader import Reader
@@ -140,6 +141,31 @@ class LanguageModel:
         parts = [slice(start, end) for start, end in itertools.pairwise(scores.lines.tolist())]
         symbols, lprobs = [self.dictionary[token] for token in scores.tokens], torch.from_numpy(scores.lprobs)
         return [(symbols[part], lprobs[part]) for part in parts]
+
+    @overload
+    def surprisal(self, text: str, batch_size: int = BATCH_SIZE) -> list[WordSurprisal]: ...
+    @overload
+    def surprisal(self, text: list[str], batch_size: int = BATCH_SIZE) -> list[list[WordSurprisal]]: ...
+    def surprisal(
+        self, text: str | list[str], batch_size: int = BATCH_SIZE
+    ) -> list[WordSurprisal] | list[list[WordSurprisal]]:
+        """Return the surprisal of each word of a text in bits, with its characters in the text; the
+        same numbers as ``fairseq-eval-lm --surprisal``.
+
+        Words are separated by white space, and their surprisal is the sum over their tokens. A list
+        of texts gives a list; each text is read alone, as by :meth:`score`. See
+        :func:`fairseq.evaluation.surprisal.surprisals`.
+
+        Raises:
+            ValueError: *batch_size* is not a whole number of at least 1.
+        """
+        if isinstance(text, str):
+            return self.surprisal([text], batch_size)[0]
+        if not text:
+            return []
+        scores = self._scores(text, batch_size)
+        warn_of_blocks(np.diff(scores.lines), self.tokens_per_sample, self.model.memory_length)
+        return list(surprisals(self._text, text, scores))
 
     def perplexity(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> float:
         """Return the perplexity, exp of the mean loss in nats per token, of one text or several.

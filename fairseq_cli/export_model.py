@@ -29,6 +29,9 @@ def get_export_parser() -> Parser:
     parser.add_argument(
         "--revisions", action="store_true", help="also export checkpoints by words, as subfolders chck_1M, …"
     )
+    parser.add_argument(
+        "--push", metavar="ORG/NAME", help="also upload to the Hugging Face Hub; a new repository is private"
+    )
     parser.add_argument("--results", metavar="FILE", help="results.json of an evaluation, for the model card")
     return parser
 
@@ -38,12 +41,13 @@ def main(args: argparse.Namespace) -> None:
     from fairseq.interop.exporting import export_model, export_to_fairseq
 
     if args.target_format == "fairseq":
-        for flag, is_set in (("--results", args.results is not None), ("--revisions", args.revisions)):
+        given = {"--results": args.results, "--revisions": args.revisions, "--push": args.push}
+        for flag, is_set in given.items():
             if is_set:
                 raise UserError(f"{flag}: is for --to hf; leave it out")
         export_to_fairseq(args.source, Path(args.out), args.data)
     else:
-        export_model(args.source, Path(args.out), args.data, args.half, args.revisions, args.results)
+        export_model(args.source, Path(args.out), args.data, args.half, args.revisions, args.results, args.push)
 
 
 cli_main = command(main, get_export_parser, logs=False)

@@ -1,5 +1,5 @@
-"""``fairseq-finetune``: fine-tune an encoder with several seeds and learning rates, choose the rate
-by the development score, and classify new text with the result."""
+"""``fairseq-finetune``: fine-tune a pre-trained model with several seeds and learning rates, choose
+the rate by the development score, and classify new text with the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def get_finetune_parser() -> Parser:
         "fairseq-finetune glue/RTE --glue-task RTE --path bert --seeds 1,2",
     ]
     parser = Parser(
-        "Fine-tune an encoder with several seeds and learning rates.",
+        "Fine-tune an encoder or a decoder with several seeds and learning rates.",
         [FinetuneConfig, SentencePredictionTaskConfig, CommonConfig, DistributedConfig],
         examples=examples,
         first=("data", "glue_task", "labels", "sentence_pairs", *fields.defaults(FinetuneConfig), "bf16", "cpu"),
@@ -65,7 +65,7 @@ def get_predict_parser() -> Parser:
         "fairseq-finetune predict finetuned/lr3e-05-seed1 reviews.txt",
         "fairseq-finetune predict finetuned/lr3e-05-seed1 pairs.tsv --format tsv",
     ]
-    parser = Parser("Classify new text with a fine-tuned encoder.", [PredictConfig], examples=examples)
+    parser = Parser("Classify new text with a fine-tuned model.", [PredictConfig], examples=examples)
     parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-finetune, or its folder")
     text = "one text per line, two texts separated by a tab, or a table (default: -, stdin)"
@@ -82,7 +82,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 cli_main = group(
-    "Fine-tune an encoder.",
+    "Fine-tune an encoder or a decoder.",
     default=command(main, get_finetune_parser),
     predict=command(predict, get_predict_parser),
 )

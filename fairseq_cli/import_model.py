@@ -15,21 +15,24 @@ SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
 def get_import_parser() -> Parser:
     examples = [
+        "fairseq-import openai-community/gpt2 --out imported",
         "fairseq-import model.pt --from transformer-xl --vocab cache.pt --out imported",
-        "fairseq-import bert-base-uncased --from hf --out imported",
     ]
     description = "Import a model into a folder that all commands read."
     parser = Parser(description, examples=examples)
-    parser.add_argument("source", metavar="IN", help="the authors' state dict or model.pt, or a folder")
+    parser.add_argument(
+        "source", metavar="IN", help="a folder, ORG/NAME on the Hugging Face Hub, or the authors' model.pt"
+    )
     parser.add_argument(
         "--from",
         dest="source_format",
-        required=True,
+        default="hf",
         type=_source_format,
         choices=SOURCE_FORMATS,
-        help="transformer-xl: the authors' files; others: a Hugging Face folder",
+        help="transformer-xl: the authors' files; others: a Hugging Face folder (default: hf)",
     )
     parser.add_argument("--out", metavar="DIR", required=True, help="output folder for checkpoint.pt and dict.txt")
+    parser.add_argument("--revision", metavar="NAME", help="branch or tag of ORG/NAME, such as chck_1M")
     parser.add_argument(
         "--config",
         dest="config_file",
@@ -56,7 +59,7 @@ def main(args: argparse.Namespace) -> None:
     from fairseq.interop.importing import import_model
 
     files = args.config_file, args.vocab
-    import_model(Path(args.source), Path(args.out), args.source_format, *files, args.no_tokenizer)
+    import_model(Path(args.source), Path(args.out), args.source_format, *files, args.no_tokenizer, args.revision)
 
 
 cli_main = command(main, get_import_parser, logs=False)

@@ -40,6 +40,8 @@ COMMANDS = {
     "fairseq-finetune": ("finetune", "get_finetune_parser"),
     "fairseq-finetune predict": ("finetune", "get_predict_parser"),
     "fairseq-harness": ("harness", "get_harness_parser"),
+    "fairseq-compare": ("compare", "get_compare_parser"),
+    "fairseq-compare report": ("compare", "get_report_parser"),
     "fairseq-analyze recl": ("analyze", "get_recl_parser"),
     "fairseq-analyze attention": ("analyze", "get_attention_parser"),
     "fairseq-analyze notes": ("analyze", "get_notes_parser"),
@@ -54,19 +56,26 @@ INTRODUCTION = """# Commands and flags
 
 Generated from the parsers by `python -m scripts.reference_pages`.
 
-Every command takes `--help` (what one needs most), `--help-all` and `--version`. Those with tables of settings take
-`--config FILE.yaml`, which sets the same flags; the command line overrides it. Those that run a model take
-`--user-dir DIR`, a [plug-in](plugins.md). Parts that you choose with `--arch`, `--task`, `--criterion`, `--optimizer`
-and `--lr-scheduler` have flags of their own, listed at the end. A flag is explained once, at the first command that has
-it with this meaning.
+Every command takes `--help` (the flags that you need most), `--help-all` and `--version`. Commands with tables of
+settings take `--config FILE.yaml`, which sets the same flags; the command line overrides it. Commands that run a model
+take `--user-dir DIR`, a [plug-in](plugins.md). Each flag is explained once, at the first command that has it.
 """
 
 
 def page() -> str:
     """The whole page."""
-    blocks, known = [INTRODUCTION], set[str]()
-    for name, (module, function) in COMMANDS.items():
-        parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
+    parsers: dict[str, Parser] = {
+        name: getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
+        for name, (module, function) in COMMANDS.items()
+    }
+    contents = [f"| [{name}](#{name.replace(' ', '-')}) | {parser.description} |" for name, parser in parsers.items()]
+    chosen = ", ".join(f"`{choice.flag}`" for choice in CHOICES.values())
+    contents += [f"| at the end: {chosen} | flags of the parts that you choose with these |"]
+    blocks, known = (
+        [INTRODUCTION, "| command | what it does |\n| --- | --- |\n" + "\n".join(contents) + "\n"],
+        set[str](),
+    )
+    for name, parser in parsers.items():
         blocks += [f"## {name}\n", f"{parser.description}\n", *_groups(parser, known)]
     for setting, choice in CHOICES.items():
         parts = MODELS if choice is ARCHITECTURES else choice

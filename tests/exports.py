@@ -42,8 +42,8 @@ MODELS = {
     "shortformer with norms": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12 "
     "--qk-norm --activation-fn relu_squared --token-shift 2",
     "shortformer with notes": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12 "
-    "--ngram-notes 40",
-    "token shift and notes": f"{TINY} --token-shift 3 --ngram-notes 40",
+    "--ngram-notes 40 --word-notes 30",
+    "token shift and notes": f"{TINY} --token-shift 3 --ngram-notes 40 --word-notes 30",
     "rotary": f"{LM} --rotary-fraction 0.5 --qk-norm --decoder-norm rms --decoder-gated-ffn --activation-fn silu "
     "--decoder-kv-heads 2 --decoder-biases qkv --tokens-from-prev 12 --no-scale-embedding",
     "parallel": f"{LM} --rotary-fraction 1 --rotary-scaling 4 --rotary-trained-positions 16 --qk-norm "
@@ -51,7 +51,7 @@ MODELS = {
     "transformer-xl": XL,
     "transformer-xl bands": f"{XL} --cutoffs 200,600 --div-val 2 --tie-projs tails --untie-r --pre-lnorm",
     "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs 0,1 --d-head 12",
-    "transformer-xl with notes": f"{XL} --pre-lnorm --ngram-notes 40",
+    "transformer-xl with notes": f"{XL} --pre-lnorm --ngram-notes 40 --word-notes 30",
     "transformer-xl shaw": f"{XL} --position-encoding shaw",
     "transformer-xl zeros": f"{XL} --cutoffs 200,600 --memory-start zeros --mem-len 12 --no-tie-weight",
 }
@@ -83,6 +83,9 @@ def perturbed(*flags: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
+    if getattr(model.decoder, "word_notes", None) is not None:
+        # The dictionary has whole words only: let most symbols continue a word or be continued.
+        model.decoder.word_notes.parts[4:] = torch.arange(WORDS - 4) % 4
     return model
 
 

@@ -278,12 +278,13 @@ class CheckpointConfig(Config):
     validate_interval: int = flag(1, "epochs between validations", low=1, rare="validate_every")
     validate_interval_updates: int | None = flag(
         None,
-        "updates between validations (0: only after epochs; default: ten times in a long run)",
+        "updates between validations (0: only after epochs; default: ten or five in a run)",
         low=0,
         rare="validate_every",
     )
     validate_after_updates: int = flag(0, "updates before the first validation", low=0, rare=True)
     disable_validation: bool = flag(False, "no validation", rare="validate_every")
+    no_sample: bool = flag(False, "no line of text by a model of raw text after a validation")
     best_checkpoint_metric: str = flag("loss", "validation metric that selects the best checkpoint")
     maximize_best_checkpoint_metric: bool = flag(False, "larger is better", rare=True)
     patience: int = flag(-1, "validations without improvement before training stops (-1: no limit)", low=-1)
@@ -322,7 +323,7 @@ class ShortForms(Config):
     )
     validate_every: str | None = flag(
         None,
-        "validations each so many updates or epochs, or never (default: 1ep; in a long run ten)",
+        "validations each so many updates or epochs, or never (default: 1ep; ten or five in a run)",
         metavar="1000u,1ep",
     )
     keep: str | None = flag(

@@ -92,6 +92,10 @@ class NGramNotesConfig(Config):
     ngram_notes: int = flag(
         0, "rows of notes: learned vectors of pairs of tokens, added to the input", low=0, high=1 << 30
     )
+    word_notes: int = flag(
+        0, "rows of notes of words: learned vectors of a word's subwords so far", low=0, high=1 << 30
+    )
+    notes_dropout: float = flag(0.0, "share of tokens without their notes, in training", low=0.0, below=1.0)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,25 @@ class LanguageModelingTaskConfig(BlockConfig):
     )
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
+    document_mask: bool = flag(False, "tokens read only their own document; blank lines separate documents")
+    mixture: str | None = flag(
+        None,
+        "further data folders and their shares of the training tokens; DATA has the rest",
+        metavar="DIR=SHARE,…",
+        stored=False,
+        training=True,
+    )
+
+    def check(self) -> None:
+        """Raise SettingError if settings contradict `mixture`."""
+        if not self.mixture:
+            return
+        if self.sample_break_mode != "none":
+            raise SettingError(
+                f"`sample_break_mode` {self.sample_break_mode}: `mixture` needs blocks of one size; use none"
+            )
+        if self.streams:
+            raise SettingError("`streams`: rows of a `mixture` do not continue; leave one of them out")
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
@@ -29,14 +29,14 @@ def data_folders(data: str | Path) -> list[Path]:
     return [Path(name) for name in names.split(":") if name] or [Path(names)]
 
 
-def load_dictionary(data: str | Path) -> Dictionary:
-    """Return the common dictionary of all folders of *data*.
+def load_dictionary(data: str | Path, further: Iterable[Path] = ()) -> Dictionary:
+    """Return the common dictionary of all folders of *data*, and of *further* ones.
 
     Raises:
-        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ, or a
-            ``tokenization.json`` beside the first is damaged or was made for another.
+        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries or tokenizers
+            differ, or a ``tokenization.json`` is damaged or was made for another dictionary.
     """
-    folders = data_folders(data)
+    folders = [*data_folders(data), *further]
     for folder in folders:
         if os.path.isfile(folder):
             raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")
@@ -47,15 +47,20 @@ def load_dictionary(data: str | Path) -> Dictionary:
     first, *others = (folder / "dict.txt" for folder in folders)
     content = read_dictionary(first)
     dictionary = Dictionary.parse(content, first)
+    tokenization = None
     # A link that leads nowhere is an error, not a missing tokenizer.
-    if os.path.lexists(tokenization := first.with_name(TOKENIZATION)):
-        read_tokenization(tokenization, dictionary.symbols)
+    if os.path.lexists(path := first.with_name(TOKENIZATION)):
+        tokenization = read_tokenization(path, dictionary.symbols)[1]
     for path in others:
-        other = read_dictionary(path)
+        other, again = read_dictionary(path), f"preprocess {path.parent} with `srcdict` {first}"
         # Most are copies: parsing each of thirty large
         # dictionaries would take longer than opening the data.
         if other != content and Dictionary.parse(other, path) != dictionary:
-            raise UserError(f"{path}: differs from {first.parent}'s; preprocess {path.parent} with `srcdict` {first}")
+            raise UserError(f"{path}: differs from {first.parent}'s; {again}")
+        # Symbols of text that was cut otherwise. A folder without the file was made from symbols.
+        beside = path.with_name(TOKENIZATION)
+        if tokenization and os.path.lexists(beside) and read_tokenization(beside)[1] != tokenization:
+            raise UserError(f"{beside}: differs from {first.parent}'s; {again}")
     return dictionary
 
 

@@ -59,7 +59,7 @@ class ShardedReducer(DataParallel):
         if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
             raise UserError(f"`ddp_backend` {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
         if any(map(is_sparse, module.modules())):
-            raise UserError(f"`ngram_notes`: with `ddp_backend` {BACKEND} there are none; give 0 or another back-end")
+            raise UserError(f"`ngram_notes`, `word_notes`: not with `ddp_backend` {BACKEND}; give 0")
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.shard = shard_of(cfg, world)

@@ -2,7 +2,7 @@
 
 Source: Grave et al. 2016, "Improving neural language models with a continuous cache". Their weights
 are exp(θ h·h'); here states have length 1, which gained more with every size of the cache
-(docs/results.md).
+(benchmarks/results/small.md).
 """
 
 from __future__ import annotations

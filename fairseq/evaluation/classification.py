@@ -1,4 +1,4 @@
-"""Classify new text with a fine-tuned encoder: lines of stdin or of a file, or the rows of a
+"""Classify new text with a fine-tuned model: lines of stdin or of a file, or the rows of a
 table."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Classification with a fine-tuned encoder,
+"""Classification with a fine-tuned model,
 of new text and of splits, and the table of several runs."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def row_logits(model: BaseFairseqModel, rows: SentenceRows, batch_size: int) -> 
 
 
 class SentenceClassifier:
-    """A fine-tuned encoder, in evaluation mode, that predicts
+    """A fine-tuned model, in evaluation mode, that predicts
     classes or scores of text, encoded as in fine-tuning."""
 
     def __init__(self, model: SentenceModel, task: SentencePredictionTask) -> None:

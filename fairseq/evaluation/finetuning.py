@@ -1,4 +1,4 @@
-"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the
+"""Fine-tune a model with several seeds and learning rates, and choose the rate by the
 development score."""
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fairseq.config.command_settings import FinetuneConfig
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
-from fairseq.data.folders import data_folders
+from fairseq.config.shared import BlockConfig
+from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
@@ -77,6 +78,9 @@ def finetune(
     if arch not in ARCHITECTURES:
         raise UserError(f"`path` {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     stored, parameters = finished(state["args"], state["model"])
+    if stored.get("add_bos_token") and task_cfg.init_token is None:
+        folder = task_cfg.data_bin or data_folders(data)[0]
+        task_cfg = dataclasses.replace(task_cfg, init_token=load_dictionary(folder).begin())
     sweep = Sweep(cfg, task_cfg, common, processes, data, stored, training_parser)
     task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
@@ -165,6 +169,17 @@ class Sweep:
         for part in (self.task_cfg, self.common, self.processes):
             defaults = fields.defaults(type(part))
             chosen |= {name: value for name, value in vars(part).items() if value != defaults[name] and name != "seed"}
+        if issubclass(model, BlockConfig):
+            # Of a decoder, learned positions limit the rows; the blocks of pre-training do not.
+            positions = chosen.pop("max_target_positions", None) or self.stored["tokens_per_sample"]
+            chosen["tokens_per_sample"] = self.task_cfg.tokens_per_sample
+            # Imported models have none, as wide as the model; `arch` may have other defaults.
+            for name in ("decoder_input_dim", "decoder_output_dim"):
+                if name in self.stored and self.stored[name] is None:
+                    chosen[name] = self.stored["decoder_embed_dim"]
+            if chosen.get("decoder_learned_pos"):
+                chosen["max_target_positions"] = positions
+                chosen["tokens_per_sample"] = min(positions, self.task_cfg.tokens_per_sample)
         for name, value in chosen.items():
             if isinstance(value, bool):
                 flags += [fields.flag_name(name)] if value else []
@@ -203,7 +218,8 @@ class Sweep:
         assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
         model.check_start(parameters, str(self.cfg.path))
         for split in self.splits:
-            long = int((task.dataset(split).sizes > model.max_positions()).sum())
+            limit = model.max_positions()
+            long = 0 if limit is None else int((task.dataset(split).sizes > limit).sum())
             if long:
                 raise UserError(
                     f"`shorten_method` none: {long} rows of {split} are too long for the model; use truncate"

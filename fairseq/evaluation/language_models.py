@@ -32,6 +32,8 @@ from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency
 from fairseq.evaluation.cache_pointer import Pointer
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
+from fairseq.evaluation.surprisal import surprisals, warn_of_blocks
+from fairseq.evaluation.surprisal import table as surprisal_table
 from fairseq.evaluation.task_scores import task_scores
 from fairseq.inference import Search, generator_of, stream
 from fairseq.inference.loading import data_and_models, existing_checkpoint, load_models, read_text, refuse_two_texts
@@ -48,7 +50,7 @@ from fairseq.system.terminal import printable
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
-from fairseq.text.text_corpus import TextReader, log_tokens
+from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq.text.tokenizers.tokenizer import chosen_rule
 
@@ -60,7 +62,7 @@ PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
 OF_DECODERS = (  # settings that encoders do not read
     *("tokens_per_sample", "sample_break_mode", "add_bos_token", "context_window", "sliding_inf", "softmax_batch"),
-    *("int8", "sample", "cache_pointer"),
+    *("int8", "sample", "cache_pointer", "surprisal"),
 )
 
 
@@ -126,6 +128,12 @@ def evaluate(
     print(*report.summary(metrics, model.measure), sep="\n", flush=True)
     if cfg.by_frequency:
         print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
+    if cfg.surprisal is not None and isinstance(corpus, TextCorpus) and corpus.texts is not None:
+        if (scorer := model.scorer) is not None and scorer.scoring.texts:
+            warn_of_blocks(corpus.sizes, scorer.scoring.tokens_per_sample, scorer.readers[0].model.memory_length)
+        rows = surprisals(TextReader.of(data, model.dictionary), corpus.texts, scores)
+        with atomic_file(cfg.surprisal, "`surprisal`") as file:
+            file.writelines(surprisal_table(rows))
     about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
     sample = None
     if cfg.sample is not None and model.scorer is not None:
@@ -155,6 +163,11 @@ def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
         if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
             raise UserError("`score_documents`: needs `text`, and excludes `sliding_inf` 1 and `num_shards`")
         prepare_file("`score_documents`", cfg.score_documents, inputs)
+        inputs["`score_documents`"] = cfg.score_documents
+    if cfg.surprisal is not None:
+        if cfg.text is None or cfg.num_shards > 1:
+            raise UserError("`surprisal`: needs `text`, and excludes `num_shards`")
+        prepare_file("`surprisal`", cfg.surprisal, inputs)
 
 
 @dataclass(frozen=True)
@@ -283,7 +296,8 @@ class _Evaluation:
             multiple=self.batches.required_batch_size_multiple,
             softmax_batch=cfg.softmax_batch,
             add_bos_token=task.cfg.add_bos_token,
-            texts=cfg.score_documents is not None,
+            document_mask=task.cfg.document_mask,
+            texts=_reads_documents(cfg),
             shard=cfg.shard_id,
             shards=cfg.num_shards,
             cache_pointer=cfg.cache_pointer,
@@ -318,7 +332,7 @@ class _Evaluation:
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
         # An encoder predicts a token from the others of its line.
         lines_apart = model.scorer is None or self.flat.get("sample_break_mode", "none") != "none"
-        documents = cfg.score_documents is not None
+        documents = cfg.score_documents is not None or cfg.surprisal is not None
         text = read_text(cfg.text, cfg, data, model.dictionary, self.world, documents, lines_apart)
         if text.counts is None:
             log_tokens(model.dictionary)
@@ -335,6 +349,13 @@ class _Evaluation:
             data = str(checkpoint.parent)
         model = self.load(data, [str(checkpoint)])
         return str(checkpoint), model, self.text(data, model)[1]
+
+
+def _reads_documents(cfg: EvalLMConfig) -> bool:
+    """Whether each line or row of the text is read alone: surprisal is, unless a flag gives words
+    the text before their line."""
+    in_order = cfg.context_window or cfg.sliding_inf == 1 or cfg.cache_pointer
+    return cfg.score_documents is not None or (cfg.surprisal is not None and not in_order)
 
 
 def _makes_its_batches(task: FairseqTask) -> bool:

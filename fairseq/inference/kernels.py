@@ -252,7 +252,8 @@ class PackedModel:
         norm: Any = None
         project = widen = biases = None
         self.window: int | None = None
-        embeds = type(decoder.embed_tokens) in (nn.Embedding, AdaptiveInput) and decoder.ngram_notes is None
+        has_notes = decoder.ngram_notes is not None or decoder.word_notes is not None
+        embeds = type(decoder.embed_tokens) in (nn.Embedding, AdaptiveInput) and not has_notes
         if isinstance(decoder, TransformerDecoder) and isinstance(of_source, TransformerDecoder):
             norm, project, widen = of_source.layer_norm, of_source.project_out_dim, decoder.project_in_dim
             self.window = decoder.cfg.attention_window

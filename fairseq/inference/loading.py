@@ -119,8 +119,8 @@ def read_text(
     """Return the tokens of a file of text, encoded as *data* was;
     without a tokenizer the file holds tokens.
 
-    With *documents* sizes are of documents, rows of JSON lines or else lines; see
-    :meth:`TextReader.read`.
+    With *documents* sizes are of documents, rows of JSON lines or else lines, and the corpus has
+    their texts.
 
     Raises:
         UserError: the file or the tokenizer cannot be used, or several processes would share stdin.
@@ -128,7 +128,10 @@ def read_text(
     if path == STDIN and world.size > 1:
         raise UserError(f"`text` -: {world.size} processes cannot share stdin; save the text to a file")
     form_of_path = format_of(path, form.text_field, form.join_lines)
-    return TextReader.of(data, dictionary).read(path, form_of_path, documents, lines_apart)
+    reader = TextReader.of(data, dictionary)
+    if documents:
+        return reader.documents(reader.texts(path, form_of_path))
+    return reader.read(path, form_of_path, lines_apart)
 
 
 def load_models(

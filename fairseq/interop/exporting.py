@@ -15,7 +15,7 @@ from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
-from fairseq.interop.hugging_face import encoders, export
+from fairseq.interop.hugging_face import encoders, export, repositories
 from fairseq.interop.hugging_face.encoder_names import EncoderLayout, classifier_parameters
 from fairseq.interop.hugging_face.export import Export, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
@@ -40,6 +40,7 @@ def export_model(
     half: str = "discriminator",
     with_revisions: bool = False,
     results: str | None = None,
+    repository: str | None = None,
 ) -> None:
     """Write the model of the checkpoint *source* to the new folder *out*, for transformers.
 
@@ -48,7 +49,10 @@ def export_model(
         half: of ELECTRA, ``discriminator`` or ``generator``.
         with_revisions: whether checkpoints by words are written, too, as subfolders.
         results: of an evaluation, for the model card.
+        repository: ORG/NAME on the Hugging Face Hub, to upload the folder to.
     """
+    if repository is not None:
+        repositories.check_name(repository)
     # Of an export that was killed, which may be repeated.
     remove_leftovers(out)
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
@@ -67,6 +71,8 @@ def export_model(
     print(f"Wrote {out}: {written}")
     if revisions:
         print(f"Wrote {len(revisions)} revisions, as subfolders: {', '.join(revisions)}")
+    if repository is not None:
+        print(f"Uploaded to {repositories.upload(out, repository, [*revisions])}")
 
 
 def _export(half: str, path: Path, state: dict[str, Any], job: Export) -> str:
@@ -104,6 +110,8 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     """Write a fine-tuned encoder with its classification head, for
     ``AutoModelForSequenceClassification``."""
     model, task = classifier.model, classifier.task
+    if model.is_decoder:
+        raise UserError(f"{job.source}: no class of transformers has this head; export the pre-trained decoder instead")
     encoder, state = model.encoder.sentence_encoder, model.state_dict()
     head = task.cfg.pooler_activation_fn
     kind = _classifier_kind(encoder.cfg, head, str(task.settings.chosen.arch), job.source)

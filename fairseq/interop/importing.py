@@ -16,7 +16,7 @@ from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.interop.hugging_face import causal, decoders, encoders, model_folder, transfo_xl
+from fairseq.interop.hugging_face import causal, decoders, encoders, model_folder, repositories, transfo_xl
 from fairseq.interop.hugging_face.causal_names import EMBEDDINGS
 from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
@@ -69,17 +69,27 @@ def import_model(
     config_file: str | None = None,
     vocabulary: str | None = None,
     without_tokenizer: bool = False,
+    revision: str | None = None,
 ) -> None:
     """Write the model *source* of another program to the folder *out*.
 
     Args:
+        source: a file or folder; with the format ``hf`` also ORG/NAME on the Hugging Face Hub.
         source_format: ``transformer-xl`` for the authors' files; ``hf-transfo-xl`` or ``hf`` for a
             folder of transformers.
         config_file: the authors' settings of the model, where *source* has none.
         vocabulary: the authors' ``cache.pt``, or a word on each line; None: placeholders.
         without_tokenizer: whether the tokenizer is left out.
+        revision: branch or tag of ORG/NAME; None: its main branch.
     """
-    _check(source, out)
+    _check(out)
+    name = source.as_posix()
+    if source_format == "hf" and not os.path.exists(source) and repositories.REPOSITORY.fullmatch(name):
+        source = repositories.download(name, revision)
+    elif revision is not None:
+        raise UserError(f"`revision`: is for ORG/NAME on the Hugging Face Hub, which {source} is not; leave it out")
+    if not os.path.exists(source):
+        raise UserError(f"{source}: file or folder not found; check the path")
     imported = _read(source, source_format, config_file, without_tokenizer, vocabulary)
     dictionary = imported.dictionary or _dictionary(imported, source)
     state: dict[str, Any] = {
@@ -107,7 +117,7 @@ def import_model(
     # Tied parameters share their memory and count once.
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())
     layers = next(imported.settings[name] for name in LAYERS if name in imported.settings)
-    print(f"{source}: {layers} layers, {parameters:,} parameters, {len(dictionary):,} words")
+    print(f"{name}: {layers} layers, {parameters:,} parameters, {len(dictionary):,} words")
     print(f"Wrote {out / CHECKPOINT} and {out / DICTIONARY} ({kind})")
 
 
@@ -239,10 +249,8 @@ def _filled(words: Sequence[str] | None, size: int) -> list[str | None] | None:
     return words if words is None else [*words, *[None] * (size - len(words))]
 
 
-def _check(source: Path, out: Path) -> None:
-    """Reject invalid paths before any work is done."""
-    if not os.path.exists(source):
-        raise UserError(f"{source}: file or folder not found; check the path")
+def _check(out: Path) -> None:
+    """Reject a folder that cannot be written before any work is done."""
     if os.path.exists(out) and not os.path.isdir(out):
         raise UserError(f"`out` {out}: is not a folder; give a new folder")
     # Of an import that was killed, which may be repeated.

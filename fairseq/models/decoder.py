@@ -3,18 +3,25 @@ with memory and caches, that all of them share."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config.shared import ModelConfig
+from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.models.base import FairseqLanguageModel
-from fairseq.modules.attention import Causal
+from fairseq.modules.attention import Causal, CausalInDocuments
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
-from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS_ALONE, NGramNotes, WordNotes
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
+from fairseq.text.dictionary import Dictionary
+
+logger = logging.getLogger(__name__)
 
 
 class Decoder(nn.Module):
@@ -35,6 +42,7 @@ class Decoder(nn.Module):
         self.adaptive_softmax: OutputLayer | None = None
         self.output_projection: OutputLayer | None = None
         self.ngram_notes: NGramNotes | None = None
+        self.word_notes: WordNotes | None = None
 
     @property
     def output_distribution(self) -> OutputLayer:
@@ -65,6 +73,7 @@ class Decoder(nn.Module):
         embedded: Tensor | None = None,
         infuse: Infuse | None = None,
         memory_length: int | None = None,
+        document_positions: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens*, each from the tokens up to it.
 
@@ -75,6 +84,8 @@ class Decoder(nn.Module):
             embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
             infuse: see :meth:`embed`.
             memory_length: tokens of the new memory; None: as the settings say. A cache has its own.
+            document_positions: int64 [B, T], the position of each token in its document: each is
+                read as a row of its own. Without memory and cache; None: a row is one document.
 
         Returns:
             Hidden states [B, T, C] for the output layer, and
@@ -88,12 +99,15 @@ class Decoder(nn.Module):
         # 0 is a length, too.
         length = self.memory_length if memory_length is None else memory_length
         past_length = cache.length if cache is not None else 0
-        x = self.embed(src_tokens, cache, infuse) if embedded is None else embedded
+        x = self.embed(src_tokens, cache, infuse, document_positions) if embedded is None else embedded
         if memory is None and cache is None:
             memory = self._first_memory(x, length)
         remembered = memory[0].size(1) if memory else 0
         positions = self._positions(remembered + tokens if cache is None else None)
         visible = self._visible(length)
+        if document_positions is not None:
+            positions = self._document_positions(positions, document_positions)
+            visible = CausalInDocuments(visible.window, {}, positions=document_positions)
         keys = past_length + remembered + tokens
         keys = keys if cache is None else visible.reach(tokens, keys)  # a cache's others are left out
         visible = self.layers[0].self_attn.prepare(visible, tokens, keys, x.device)  # type: ignore
@@ -133,7 +147,13 @@ class Decoder(nn.Module):
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
         return KeyValueCache(layers, self.segment_length, remembered)
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         """The first layer's input for *tokens* [B, T], which continue *cache* and are read next:
         [B, T, C].
 
@@ -142,15 +162,32 @@ class Decoder(nn.Module):
         """
         raise NotImplementedError
 
-    def _add_notes(self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def _add_notes(
+        self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None, document_positions: Tensor | None = None
+    ) -> Tensor:
         """*x* [B, T, C] with the notes of *tokens* [B, T], if the model has any, on the scale of
         the embeddings."""
-        if self.ngram_notes is None:
+        if self.ngram_notes is None and self.word_notes is None:
             return x
-        notes, last = self.ngram_notes(tokens, cache.last_tokens if cache else None)
+        before = cache.last_tokens if cache else None
+        text = F.pad(tokens, (HISTORY, 0), value=-1) if before is None else torch.cat([before, tokens], dim=1)
         if cache is not None:
-            cache.last_tokens = last
-        return torch.add(x, notes.to(x.dtype), alpha=self.embed_scale)
+            cache.last_tokens = text[:, -HISTORY:]
+        for notes in (self.ngram_notes, self.word_notes):
+            if notes is not None:
+                x = torch.add(x, notes(text, document_positions).to(x.dtype), alpha=self.embed_scale)
+        return x
+
+    def mark_words(self, dictionary: Dictionary) -> None:
+        """Tell the notes of words, if there are any, which symbols of *dictionary* continue a word,
+        as far as the tokenizer beside it or their marks show."""
+        if self.word_notes is None:
+            return
+        continues, is_continued = word_parts(dictionary, word_rule(dictionary))
+        if not (continues.any() or is_continued.any()):
+            logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
+        parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
+        self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
         """The memory before the first segment, whose layers read *x* [B, T, C]."""
@@ -159,6 +196,10 @@ class Decoder(nn.Module):
     def _positions(self, count: int | None) -> Any:
         """Positions of *count* keys, the last one the last query's, as attention reads them; None:
         a cache has them."""
+        raise NotImplementedError
+
+    def _document_positions(self, positions: Any, document_positions: Tensor) -> Any:
+        """*positions* of a row as attention reads them, for rows of several documents."""
         raise NotImplementedError
 
     def _visible(self, memory_length: int) -> Causal:

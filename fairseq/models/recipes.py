@@ -16,6 +16,7 @@ from fairseq.config.options import SAME
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
 from fairseq.errors import counted
+from fairseq.models.architectures.transformer_lm import dial_width
 
 Recipe = Mapping[str, Any]
 
@@ -119,7 +120,7 @@ ROBERTA: Recipe = {  # Liu et al. 2019, table 9: 8,192 rows
     "max_update": 500000,
 }
 ROBERTA_LARGE: Recipe = {**ROBERTA, "lr": [0.0004], "warmup_updates": 30000}
-FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any encoder
+FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any model
     "optimizer": "adam",
     "adam_betas": [0.9, 0.98],
     "adam_eps": 1e-6,
@@ -155,6 +156,8 @@ def _transformer_xl(rows: int, updates: int, warmup: int = 0) -> Recipe:
     }
 
 
+DIAL = "transformer_lm_fast"  # the architecture whose sizes follow from its layers
+
 OF_MODELS: dict[str, Recipe] = {
     "transformer_lm": DECODER,
     "lstm_lm": SMALL,
@@ -166,7 +169,7 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
     "transformer_lm": FAIRSEQ,
     **dict.fromkeys(("transformer_lm_wiki103", "transformer_lm_baevski_wiki103"), WIKI103),
     **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), GBW),
-    **dict.fromkeys(("transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
+    **dict.fromkeys((DIAL, "transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
     "shortformer_wiki103": SHORTFORMER,
     **dict.fromkeys(("transformer_xl_wiki103_base", "transformer_xl_wiki103_ablation"), _transformer_xl(60, 200000)),
     "transformer_xl_wiki103_large": _transformer_xl(128, 4000000, 16000),
@@ -198,21 +201,26 @@ OBJECTIVES = {  # of models that do not predict the next token: task, criterion
     "bert": ("masked_lm", "masked_lm"),
     "electra": ("masked_lm", "electra"),
 }
-CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
+CLASSES = "sentence_prediction"  # task and criterion of fine-tuning
 
 
 def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *arch* recommends beside the *given* settings: recipe, task and criterion."""
     recipe, model = recipe_of(arch), ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
-    if model in OBJECTIVES and given.get("task", OBJECTIVES[model][0]) != OBJECTIVES[model][0]:
+    task = given.get("task")
+    if task == CLASSES or model in OBJECTIVES and task not in (None, OBJECTIVES[model][0]):
         recipe = {**FINE_TUNING, **({"lr": SMALL["lr"]} if recipe is SMALL else {})}
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
-    updates, epochs = (
+    updates, epochs, layers, width = (
         int(text) if re.fullmatch(r"[1-9]\d{0,9}", text := str(given.get(name, ""))) else 0
-        for name in ("max_update", "max_epoch")
+        for name in ("max_update", "max_epoch", "decoder_layers", "decoder_embed_dim")
     )
+    if arch == DIAL and "lr" in fitting and (width or layers):
+        # Adam's steps do not depend on a gradient's size: in a wider layer, more of them add up
+        # (Yang et al. 2022, table 3).
+        fitting["lr"] = [round(FAST["lr"][0] * dial_width(4) / (width or dial_width(layers)), 6)]
     # A schedule with restarts has periods of its own.
     ends = {*ENDS} & fitting.keys() if "t_mult" not in fitting else set()
     if updates or epochs:
@@ -260,10 +268,10 @@ def objective_of(arch: str, chosen: Mapping[str, object]) -> dict[str, str]:
     """Return task and criterion of *arch*, unless general
     defaults apply; *chosen* are the user's :data:`AIMS`."""
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
+    if chosen.get("task") == CLASSES:
+        return {"criterion": CLASSES}
     if model in OBJECTIVES:
         task, criterion = OBJECTIVES[model]
-        if chosen.get("task") == CLASSES:
-            return {"criterion": CLASSES}
         return {"task": task, "criterion": criterion} if chosen.get("task", task) == task else {}
     settings_class = getattr(MODELS.declaration(model), "config_class", None) if model in MODELS else None
     if settings_class is None or "adaptive_softmax_cutoff" not in fields.defaults(settings_class):

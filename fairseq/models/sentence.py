@@ -1,49 +1,82 @@
-"""An encoder with a classification head in place of its pre-training head."""
+"""A pre-trained encoder or decoder with a classification head in place of its output layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import ClassificationHead, EncoderModel, encoder_parameters
+from fairseq.models.base import PAD, BaseFairseqModel
+from fairseq.models.bert import ClassificationHead, encoder_parameters
+from fairseq.models.decoder import Decoder
 from fairseq.models.encoder import TransformerEncoder
 
 HEADS = "classification_heads."
-ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
+ONLY_IN_PRETRAINING = (
+    *("generator_size", "untie_weights_roberta"),
+    *("share_decoder_input_output_embed", "tie_adaptive_proj", "tie_weight", "tie_projs"),
+)
+OUTPUT_LAYERS = ("adaptive_softmax", "output_projection", "project_out_dim")  # of a decoder
 
 
-class SentenceModel(EncoderModel):
-    """The encoder of a pre-training model and a head
-    over the first token, with fairseq's parameter names.
+class SentenceModel(BaseFairseqModel):
+    """The layers of a pre-trained model and a head over one state of each row.
 
-    Other parts of the pre-training model, such
-    as the output layer and ELECTRA's generator, are dropped.
+    The state is an encoder's of the first token (Devlin et al. 2019, §3.1), and a decoder's of the
+    last token that is no padding (Radford et al. 2018, §3.2), which alone has read the whole row.
+    What predicts words in pre-training is dropped: output layers, ELECTRA's generator.
 
     Args:
-        pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
+        pretrained: BERT, ELECTRA, a transformer language model or a Transformer-XL; of ELECTRA the
+            discriminator is used.
         name: name of the head.
         outputs: number n of classes; 1 for regression.
+        padding_idx: id of the padding behind a row's end.
 
     Raises:
-        UserError: *pretrained* is not an encoder.
+        UserError: *pretrained* is another model.
     """
 
+    predicts_next_token = False
+
     def __init__(
-        self, pretrained: BaseFairseqModel, name: str, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh"
+        self,
+        pretrained: BaseFairseqModel,
+        name: str,
+        outputs: int,
+        dropout: float = 0.0,
+        activation_fn: str = "tanh",
+        padding_idx: int = PAD,
     ) -> None:
         encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
-        if not isinstance(encoder, TransformerEncoder):
+        decoder = getattr(pretrained, "decoder", None)
+        layers: Any = encoder if isinstance(encoder, TransformerEncoder) else decoder
+        if not isinstance(layers, TransformerEncoder | Decoder):
             raise UserError(
-                f"`task` sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
-                "architecture"
+                f"`task` sentence_prediction: {type(pretrained).__name__} cannot be fine-tuned; use a bert, electra, "
+                "transformer_lm or transformer_xl architecture"
             )
-        super().__init__(encoder.cfg)
-        self.encoder: Any = nn.ModuleDict({"sentence_encoder": encoder})  # as fairseq's checkpoints name it
-        head = ClassificationHead(encoder.cfg.encoder_embed_dim, outputs, dropout, activation_fn)
+        super().__init__()
+        cfg: Any = layers.cfg
+        self.cfg = cfg
+        self.skips_parameters = pretrained.skips_parameters
+        self.padding_idx = padding_idx
+        if isinstance(layers, Decoder):
+            for part in OUTPUT_LAYERS:
+                if getattr(layers, part, None) is not None:
+                    setattr(layers, part, None)
+            self.decoder = layers
+            # A method of the whole model, which is no submodule: no parameter has two names.
+            self._upgrade_decoder = pretrained.upgrade_state_dict
+        else:
+            self.encoder: Any = nn.ModuleDict({"sentence_encoder": layers})  # as fairseq's checkpoints name it
+        width = pretrained.infused_dim if self.is_decoder else cfg.encoder_embed_dim
+        assert width is not None
+        self.width: int = width
+        head = ClassificationHead(width, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
         # torch rejects names of modules with a dot, or names of a module's own attributes.
@@ -54,6 +87,14 @@ class SentenceModel(EncoderModel):
         self.name = name
         self.config_class = pretrained.config_class
         self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether the pre-trained model is a decoder."""
+        return hasattr(self, "decoder")
+
+    def max_positions(self) -> int | None:
+        return self.decoder.max_positions() if self.is_decoder else self.cfg.max_positions
 
     def forward(
         self,
@@ -66,7 +107,8 @@ class SentenceModel(EncoderModel):
         """Logits of each row's classes, or its score.
 
         Args:
-            src_tokens, token_types: see :meth:`BertModel.forward`.
+            src_tokens: int64 [B, T], padded on the right.
+            token_types: see :meth:`BertModel.forward`; a decoder has none.
             features_only: return hidden states, unless a head
                 is named: fairseq's criterions ask for both.
             classification_head_name: the head.
@@ -75,22 +117,31 @@ class SentenceModel(EncoderModel):
             Logits [B, n], or the last layer's hidden states [B, T, C]; and
             ``{"hidden": hidden states}``.
         """
-        hidden = self.encoder.sentence_encoder(src_tokens, token_types)  # (B, T, C)
-        # The first token's state stands for the row (Devlin et al. 2019, §3.1).
+        if self.is_decoder:
+            hidden = self.decoder(src_tokens)[0]  # (B, T, C)
+            last = src_tokens.ne(self.padding_idx).sum(1) - 1  # (B)
+            state = hidden[torch.arange(len(hidden), device=hidden.device), last]  # (B, C)
+        else:
+            hidden = self.encoder.sentence_encoder(src_tokens, token_types)
+            state = hidden[:, 0]
         head = classification_head_name or ("" if features_only else self.name)
-        output = self.classification_heads[head](hidden[:, 0]) if head else hidden
-        return output, {"hidden": hidden}
+        return self.classification_heads[head](state) if head else hidden, {"hidden": hidden}
 
     def register_classification_head(self, name: str, num_classes: int = 2, **unused: object) -> None:
-        """Add a head over the first token, for a plug-in's ``build_model``."""
-        self.classification_heads[name] = ClassificationHead(self.cfg.encoder_embed_dim, num_classes)
+        """Add a head over the same state, for a plug-in's ``build_model``."""
+        self.classification_heads[name] = ClassificationHead(self.width, num_classes)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of fairseq's RoBERTa, with the heads of this model."""
+        """Parameters of fairseq's RoBERTa or of a decoder, with the heads of this model."""
         # Heads of other names are for other tasks: their classes may be of another number.
         heads = tuple(f"{HEADS}{name}." for name in self.classification_heads)
         head = {name: value for name, value in state.items() if name.startswith(heads)}
-        return {**encoder_parameters(state, tied=False), **head}
+        if not self.is_decoder:
+            return {**encoder_parameters(state, tied=False), **head}
+        rest = {name: value for name, value in state.items() if not name.startswith(HEADS)}
+        outputs = tuple(f"decoder.{part}." for part in OUTPUT_LAYERS)
+        kept = {n: value for n, value in self._upgrade_decoder(rest).items() if not n.startswith(outputs)}
+        return {**kept, **head}
 
     def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether *parameters* lack this head, or have one for other classes."""
@@ -99,11 +150,13 @@ class SentenceModel(EncoderModel):
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
         """Raise UserError if *parameters* lack a part
-        of the encoder, or have one of another shape."""
+        of the layers, or have one of another shape."""
         upgraded = self.upgrade_state_dict(dict(parameters))
-        for name, initial in self.encoder.state_dict(prefix="encoder.").items():
+        for name, initial in self.state_dict().items():
+            if name.startswith(HEADS):
+                continue
             if name not in upgraded:
-                raise UserError(f"{source}: has no {name}; give a checkpoint of a bert or electra model")
+                raise UserError(f"{source}: has no {name}; give a checkpoint of the model that `arch` names")
             if upgraded[name].shape == initial.shape:
                 continue
             if name.endswith("embed_tokens.weight"):

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
@@ -26,7 +27,7 @@ from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAt
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache
-from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.modules.ngram_notes import NGramNotes, WordNotes
 from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
@@ -85,7 +86,9 @@ class TransformerDecoder(Decoder):
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         if cfg.ngram_notes:
-            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx)
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx, cfg.notes_dropout)
+        if cfg.word_notes:
+            self.word_notes = WordNotes(cfg.word_notes, dim, vocabulary, cfg.notes_dropout)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
@@ -123,18 +126,27 @@ class TransformerDecoder(Decoder):
         # those in queries and keys start anew with each block.
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
         x = self.embed_scale * self.embed_tokens(tokens if self.first_position else tokens.clamp(min=0))
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
-            x = x + self.embed_positions(tokens.size(1), cache.length if cache else 0).to(x.dtype)
+            of_positions = self.embed_positions(tokens.size(1), cache.length if cache else 0)
+            if document_positions is not None:
+                of_positions = F.embedding(document_positions, of_positions)
+            x = x + of_positions.to(x.dtype)
         if infuse is not None:
             x = infuse(x)
-        x = self._add_notes(x, tokens, cache)
+        x = self._add_notes(x, tokens, cache, document_positions)
         if self.token_shift is not None:
-            x, before = self.token_shift(x, cache.before if cache else None)
+            x, before = self.token_shift(x, cache.before if cache else None, document_positions)
             if cache is not None:
                 cache.before = before
         if self.layernorm_embedding is not None:
@@ -149,6 +161,10 @@ class TransformerDecoder(Decoder):
         if not self.infused or count is None:
             return None
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
+
+    def _document_positions(self, positions: Tensor | None, document_positions: Tensor) -> Tensor | None:
+        # Rotations depend on distances alone.
+        return F.embedding(document_positions, positions) if self.infused and positions is not None else positions
 
     def _visible(self, memory_length: int) -> Causal:
         return Causal(self.cfg.attention_window, {})
@@ -244,6 +260,7 @@ class TransformerLanguageModel(DecoderModel):
         if isinstance(decoder, TransformerDecoder):
             self.cfg = decoder.cfg
             self.infused_dim = decoder.cfg.decoder_embed_dim
+            self.reads_documents = not decoder.memory_length
             self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
@@ -256,7 +273,9 @@ class TransformerLanguageModel(DecoderModel):
         cfg = typed(TransformerLMConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
         dictionary = task.source_dictionary
-        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad()))
+        decoder = TransformerDecoder(cfg, len(dictionary), dictionary.pad())
+        decoder.mark_words(dictionary)
+        return cls(decoder)
 
     def check_memory_length(self, length: int) -> None:
         # A cache of any length will do: positions are given to it anew with each segment.

@@ -25,7 +25,7 @@ from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
-from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.modules.ngram_notes import NGramNotes, WordNotes
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import (
     AttentionBiases,
@@ -66,7 +66,9 @@ class TransformerXLDecoder(Decoder):
         )
         self.embed_scale = math.sqrt(cfg.d_model)
         if cfg.ngram_notes:
-            self.ngram_notes = NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx)
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx, cfg.notes_dropout)
+        if cfg.word_notes:
+            self.word_notes = WordNotes(cfg.word_notes, cfg.d_model, vocabulary, cfg.notes_dropout)
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
@@ -98,7 +100,13 @@ class TransformerXLDecoder(Decoder):
         cache.length = self.memory_length
         return cache
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
         x = self.embed_scale * self.embed_tokens(tokens if self.padding_idx >= 0 else tokens.clamp(min=0))
         if infuse is not None:
@@ -177,7 +185,10 @@ class TransformerXL(DecoderModel):
                     f"`mem_len` {cfg.mem_len}: with `position_encoding` {cfg.position_encoding} every distance has "
                     "learned parameters; give `max_relative_length`, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad()))
+        dictionary = task.source_dictionary
+        decoder = TransformerXLDecoder(cfg, len(dictionary), dictionary.pad())
+        decoder.mark_words(dictionary)
+        return cls(decoder)
 
     def check_memory_length(self, length: int) -> None:
         if self.cfg.position_encoding not in BY_DISTANCE:

@@ -107,8 +107,8 @@ class KeyValueCache:
     Attributes:
         before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next
             token: [B, R, C]; None where a segment begins, as in training.
-        last_tokens: the tokens [B, 1] that :class:`~fairseq.modules.ngram_notes.NGramNotes` pairs
-            with the next ones; None where a segment begins.
+        last_tokens: the tokens [B, HISTORY] on which the next ones'
+            :class:`~fairseq.modules.ngram_notes.Notes` depend; None where a segment begins.
         bound: arguments of the kernels that last added to these layers.
     """
 

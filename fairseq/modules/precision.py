@@ -100,7 +100,7 @@ def bfloat16_is_slower() -> bool:
         return False
     # Without AVX-512's dot products they are emulated: 28 of float32's 130 GFLOP/s. Intel's cores
     # start one such product every second cycle and reach 74; AMD's are four times as fast as in
-    # float32 (docs/results.md).
+    # float32 (benchmarks/results/README.md).
     slower = not features["avx512_bf16"] or "Intel" in features["cpu_name"]
     if slower:
         logger.warning("`bf16`: this processor is faster in float32, which is used instead")

@@ -18,8 +18,9 @@ from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.datasets import FairseqDataset
 from fairseq.data.folders import check_split, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
+from fairseq.data.mixture import Mixture, parse_mixture, source_names
 from fairseq.data.samplers import Batching, Sampler
-from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.token_blocks import TokenBlocks, document_positions
 from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -56,6 +57,8 @@ class LanguageModelingTask(FairseqTask):
         """
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingTaskConfig)
+        self.mixture = self._mixture()
+        self.subsets = (*self.subsets, *self.mixture)
         self.dictionary, self.output_dictionary = dictionary, output_dictionary or dictionary
         self.targets = list(targets or ["future"])
         is_plain = self.output_dictionary is dictionary and self.targets == ["future"]
@@ -91,6 +94,27 @@ class LanguageModelingTask(FairseqTask):
         options: dict[str, Any] = {"output_dictionary": output_dictionary, "targets": ["future"]}
         return cls(args, dictionary, **{name: value for name, value in options.items() if name in known})
 
+    def _mixture(self) -> dict[str, tuple[Path, float]]:
+        """The folders of ``--mixture`` with their shares, by short names; empty without it.
+
+        Raises:
+            UserError: the setting is malformed, another one cannot be used with it, or the folders
+                have different dictionaries or tokenizers.
+        """
+        if not self.cfg.mixture:
+            return {}
+        shares = parse_mixture(self.cfg.mixture)
+        first = data_folders(self.settings.data_path)
+        if len(first) > 1:
+            raise UserError(f"`mixture`: DATA {self.settings.data_path} is another folder each epoch; give one folder")
+        for name in (*self.extensions, "save_interval_words", "save_interval_tokens"):
+            if self.settings.flat.get(name):
+                raise UserError(f"`{name}`: cannot be used with `mixture`; leave one of them out")
+        load_dictionary(first[0], shares)
+        folders = [*first, *shares]
+        parts = zip(folders, [1 - sum(shares.values()), *shares.values()], strict=True)
+        return dict(zip(source_names(folders), parts, strict=True))
+
     @property
     def reads_streams(self) -> bool:
         """Whether rows continue from batch to batch for models without memory, too."""
@@ -116,8 +140,14 @@ class LanguageModelingTask(FairseqTask):
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
+        corpus = open_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
+        if training and self.cfg.document_mask and not (corpus.sizes == 1).any():
+            raise UserError(
+                f"`document_mask`: {folder}/{split} has no blank lines, which separate documents; preprocess a text "
+                "with them, or leave the flag out"
+            )
         return TokenBlocks(
-            open_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
+            corpus,
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
@@ -126,7 +156,27 @@ class LanguageModelingTask(FairseqTask):
             bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
 
+    def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
+        if not self.mixture:
+            return super().open_split(split, folder, longest, training=training)
+        sources = {name: self.dataset(split, training=training, folder=at) for name, (at, _) in self.mixture.items()}
+        mixture = Mixture(
+            sources,
+            [share for _, share in self.mixture.values()],
+            self.settings.common.seed if training else None,
+        )
+        if training:
+            read = zip(sources.items(), mixture.counts.tolist(), mixture.shares, strict=True)
+            texts = [f"{100 * share:.3g}% {name} ({n / len(blocks):.3g} times)" for (name, blocks), n, share in read]
+            logger.info("an epoch reads %s", ", ".join(texts))
+        return mixture
+
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
+        if self.cfg.document_mask and (self.extensions or not model.reads_documents):
+            raise UserError(
+                "`document_mask`: needs a transformer_lm, gpt2, llama or pythia architecture, no memory, no `notes`; "
+                f"{type(model).__name__} with these settings reads a row as one text; leave the flag out"
+            )
         mode = self.cfg.sample_break_mode
         passage = self.cfg.passage_tokens
         if not (self.reads_streams or model.memory_length > 0):
@@ -136,6 +186,8 @@ class LanguageModelingTask(FairseqTask):
             # to know which these are.
             selection = dataset.selection if isinstance(dataset, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", selection=selection)
+        if self.mixture:
+            raise UserError("`mixture`: a model with memory reads one text in order; leave one of them out")
         if mode != "none":
             raise UserError(f"`sample_break_mode` {mode}: models with memory and `streams` need none")
         if self.cfg.add_bos_token:
@@ -145,6 +197,10 @@ class LanguageModelingTask(FairseqTask):
         return batching.streams(len(dataset), length, 0 if passage is None else max(2, passage // length))
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
+        if self.cfg.document_mask:
+            inputs = sample["net_input"]
+            positions = document_positions(inputs["src_tokens"], self.dictionary.eos())
+            sample = {**sample, "net_input": {**inputs, "document_positions": positions}}
         if not training or self.cfg.loss_positions == "full":
             return sample
         # Targets in the second half of each row only (Al-Rfou et al. 2018; Dai et al. 2019, §4.2).

@@ -1,9 +1,9 @@
-"""Classes or scores of single sentences and pairs: fine-tuning of encoders.
+"""Classes or scores of single sentences and pairs: fine-tuning of encoders and decoders.
 
 Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are
 encoded as the pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are
-binarised text. Rows are kept in memory. The model is the encoder of a ``bert`` or ``electra`` model
-with a head over the first token.
+binarised text. Rows are kept in memory. The model is a
+:class:`~fairseq.models.sentence.SentenceModel`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.settings import Settings, typed_settings
+from fairseq.config.shared import BlockConfig
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, check_labels, read_examples, split_file
@@ -49,7 +50,7 @@ class SentencePredictionTask(FairseqTask):
 
     Text of tables is encoded like the pre-training text, with tokenizer and dictionary of
     ``--data-bin``, to which ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or
-    ``<s> a </s> b </s>``.
+    ``<s> a </s> b </s>``; a decoder's begin with ``</s>`` and have no ``<mask>``.
     """
 
     config_class = SentencePredictionTaskConfig
@@ -65,9 +66,14 @@ class SentencePredictionTask(FairseqTask):
         if labels is not None and not self.layout.is_regression:
             self.layout = dataclasses.replace(self.layout, labels=tuple(labels.words()))
         self.dictionary = dictionary
-        if dictionary.nspecial:
-            dictionary.add_mask()
-        check_symbols(dictionary, "sentence_prediction", "bos", "pad")
+        # A decoder's rows begin as its text did: with the end of what came before.
+        self.begin = self.cfg.init_token
+        if isinstance(self.settings.model, BlockConfig):
+            self.begin = dictionary.eos() if self.begin is None else self.begin
+        else:
+            if dictionary.nspecial:
+                dictionary.add_mask()
+            check_symbols(dictionary, "sentence_prediction", "bos", "pad")
         for name in ("init_token", "separator_token"):
             index = getattr(self.cfg, name) or 0
             if index >= len(dictionary):
@@ -121,7 +127,7 @@ class SentencePredictionTask(FairseqTask):
         return dictionary
 
     def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """The encoder of the chosen architecture,
+        """The layers of the chosen architecture,
         with a classification head instead of the pre-training head."""
         cfg, model = self.cfg, cast(Any, super().build_model(args))
         if isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
@@ -134,6 +140,7 @@ class SentencePredictionTask(FairseqTask):
             self.layout.outputs,
             cfg.pooler_dropout,
             cfg.pooler_activation_fn,
+            self.dictionary.pad(),
         )
 
     def batch_settings(self) -> dict[str, Any]:
@@ -181,7 +188,7 @@ class SentencePredictionTask(FairseqTask):
             labels,
             self.dictionary,
             limit=limit if cut else None,
-            begin=self.cfg.init_token,
+            begin=self.begin,
             separator=self.cfg.separator_token,
             # With one type all tokens have type 0, which is the model's default.
             token_types=known.get("token_types", 0) > 1,

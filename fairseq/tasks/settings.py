@@ -49,7 +49,7 @@ class SentencePredictionTaskConfig(Config):
     regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
     num_classes: int = flag(-1, "number of classes, as a check (-1: as in `labels`), or of scores", low=-1)
     sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
-    init_token: int | None = flag(None, "id of the first token of a row (default: <s>)", low=0)
+    init_token: int | None = flag(None, "id of the first token of a row (default: <s>; of decoders </s>)", low=0)
     separator_token: int | None = flag(None, "id of a token between the end of a sentence and the next", low=0)
     shorten_method: str = flag(
         "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")

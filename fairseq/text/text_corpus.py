@@ -28,6 +28,7 @@ from fairseq.text.raw_text import (
     read_blocks,
 )
 from fairseq.text.tokenizers import Subwords, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.base import Space, Span
 from fairseq.text.tokenizers.rules import LINE_END
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class TextCorpus:
     tokens: np.ndarray  # int32 [N], ``</s>`` at the end of each line
     sizes: np.ndarray  # int32 [lines]
     counts: RawCounts | None = None  # size of the raw text; None where the text was tokens already
+    texts: Sequence[str] | None = None  # of each line, where :meth:`TextReader.documents` was given them
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
@@ -148,18 +150,24 @@ class TextReader:
             ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode(line, append_eos=False).tolist()
         return ids
 
+    def spans(self, line: str) -> list[Span]:
+        """Return the symbols of one line with the text that each stands for."""
+        steps = self._library or self.tokenizer
+        return Space().spans(line) if steps is None else steps.spans(line)
+
     def corpus(self, text: str) -> TextCorpus:
         """Return the tokens of *text*, whose lines end as in Python's text files."""
-        return self._corpus([(self._lines(text), False)])
+        return self._corpus([(self.lines(text), False)])
 
     def documents(self, texts: Sequence[str]) -> TextCorpus:
         """Return a corpus with one line for each of *texts*; there must be at least one."""
-        lines = [self._lines(text) for text in texts]
+        lines = [self.lines(text) for text in texts]
         corpus = self._corpus([(list(itertools.chain(*lines)), False)])
         starts = np.cumsum([0, *map(len, lines[:-1])])
-        return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, starts))
+        return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, starts), texts=texts)
 
-    def _lines(self, text: str) -> list[str]:
+    def lines(self, text: str) -> list[str]:
+        """Return the lines of *text*, each of which is read with its ``</s>``."""
         lines = [text] if self.keeps_lines else LINE_END.split(text)
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # end of the last line
@@ -177,25 +185,43 @@ class TextReader:
         join = " ".join if decoder is None else decoder.decode
         return "\n".join(join(line) for line in lines)
 
-    def read(self, path: str, form: TextFormat, documents: bool = False, lines_apart: bool = False) -> TextCorpus:
+    def texts(self, path: str, form: TextFormat) -> list[str]:
+        """Return the documents of a file, ``-`` for stdin: its rows, or else its lines.
+
+        Raises:
+            UserError: the file cannot be read or has no words.
+        """
+        texts: list[str] = []
+        goes_on = False
+        for block in _blocks(path, form):
+            if form.field is not None:
+                # The end of the last line: blank lines before it are lines, too.
+                end = "" if self.keeps_lines else "\n"
+                texts += ["\n".join(lines) + end for lines in documents_of(block, form)]
+            else:
+                lines = lines_of(block, form)
+                if goes_on and lines:
+                    texts[-1] += " " * form.join_lines + lines.pop(0)
+                texts += lines
+                goes_on = block.unfinished
+        if not any(map(str.strip, texts)):
+            raise no_words(path)
+        return texts
+
+    def read(self, path: str, form: TextFormat, lines_apart: bool = False) -> TextCorpus:
         """Return the tokens of a text, ``-`` for stdin;
         UserError if it cannot be read or has no words.
 
-        With *documents* sizes are of documents, which are rows of JSON lines or else lines. Where
-        line feeds are symbols, a row or else the whole text is one line, unless with *lines_apart*
-        or *documents* each line is of its own.
+        Where line feeds are symbols, a row or else the whole text is one line, unless with
+        *lines_apart* each line is of its own.
         """
-        lengths: list[int] = []  # lines of each document
         pieces: list[str] = []  # parts of a text that is one line
 
         def lines() -> Iterator[tuple[list[str], bool]]:
             for block in _blocks(path, form):
-                if form.field is not None:
-                    texts = documents_of(block, form)
-                    texts = [["\n".join(parts)] for parts in texts] if self.keeps_lines else texts
-                    lengths.extend(map(len, texts))
-                    yield [line for text in texts for line in text], False
-                elif self.keeps_lines and not documents and not lines_apart:
+                if form.field is not None and self.keeps_lines:
+                    yield ["\n".join(parts) for parts in documents_of(block, form)], False
+                elif form.field is None and self.keeps_lines and not lines_apart:
                     pieces.extend(("\n".join(lines_of(block, form)), "" if block.unfinished else "\n"))
                 else:
                     yield lines_of(block, form), block.unfinished
@@ -205,9 +231,7 @@ class TextReader:
         corpus = self._corpus(lines())
         if len(corpus.tokens) == len(corpus.sizes) or (corpus.counts is not None and not corpus.counts.words):
             raise no_words(path)
-        if not documents or form.field is None:
-            return corpus
-        return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]])))
+        return corpus
 
     def _corpus(self, blocks: Iterable[tuple[Sequence[str], bool]]) -> TextCorpus:
         """The tokens of the lines in *blocks*, each

@@ -19,7 +19,7 @@ from fairseq.errors import counted
 from fairseq.logging.figures import Meter
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record, recording
-from fairseq.system.terminal import duration
+from fairseq.system.terminal import duration, printable
 from fairseq.training.effective import plain_settings
 from fairseq.training.length import frequency, total_updates
 from fairseq.training.stages import Stage
@@ -162,6 +162,10 @@ class RunLog:
     def validation(self, bar: ProgressBar[Any], state: TrainingState, split: str, line: Mapping[str, object]) -> None:
         """Show the metrics of a validation of *split*."""
         self._record(bar.print(line, tag=split), split, state.num_updates)
+
+    def sample(self, text: str, update: int) -> None:
+        """Show a text that the model wrote."""
+        logger.info("sample after update %d: %s", update, printable(text))
 
     def _present_loss(self, state: TrainingState) -> float:
         """Return the loss of the updates since the last call,

@@ -41,14 +41,19 @@ from fairseq.training.profiler import Profiler, parse_window
 from fairseq.training.saving import Saver
 from fairseq.training.state import Due, Requests, TrainingState
 from fairseq.training.update import update
-from fairseq.training.validation import evaluate
+from fairseq.training.validation import evaluate, raw_sizes, report_of, sample, text_writer
 
 logger = logging.getLogger(__name__)
 
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
 SIGNAL = "a signal"
 SHORTEST = 1000
-"""Fewest updates between two validations where the user gives no interval."""
+"""Fewest updates between two validations of a long run where the user gives no interval."""
+POINTS, FEWEST, MOST_COST = 5, 100, 0.05
+"""Validations of a run of at least FEWEST updates, as long as those before the last take at most
+this share of its time."""
+FORWARD = 1 / 3
+"""Time of a token in validation, as a share of one in training."""
 
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
@@ -194,6 +199,9 @@ class Run:
         # The number of updates may follow from the data.
         window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
         self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
+        self.cost = validation_cost(state)
+        self.raw_sizes = raw_sizes(state.validation, state.settings.data_path)
+        self.writer = text_writer(state)
         # Words or tokens, by which milestones are counted.
         self.amount_read = max(
             self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position)
@@ -273,7 +281,7 @@ class Run:
         by the text that was read, the checkpoint called *milestone*, if that is not empty."""
         state, saving, batches = self.state, self.saving, self.state.batches
         updates, epoch, ended, last = state.num_updates, batches.epoch, batches.end_of_epoch, state.end is not None
-        interval = validation_interval(saving, state.cfg, math.ceil(len(batches) / state.frequency))
+        interval = validation_interval(saving, state.cfg, math.ceil(len(batches) / state.frequency), self.cost)
         scheduled = interval > 0 and updates % interval == 0
         save = (
             bool(milestone)
@@ -342,7 +350,7 @@ class Run:
                 started, samples = time.perf_counter(), itertools.islice(batches, steps)
                 with self.log.bar(samples, epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                     meter = evaluate(state, bar)
-                    report = meter.report(state.figures)
+                    report = report_of(meter, state.figures, self.raw_sizes.get(split))
                     if name not in report:
                         # Names of figures may be known only once they were logged.
                         near = nearest(name, list(report))
@@ -353,6 +361,8 @@ class Run:
                         keeps = state.validated(report[name])
                         line[f"best_{name}"] = report[name] if state.best is None else state.best
                     self.log.validation(bar, state, split, line | {"wall": state.wall()})
+            if self.writer is not None and state.metric is not None and math.isfinite(state.metric):
+                self.log.sample(sample(state, self.writer), state.num_updates)
         if not keeps and self.saving.keep_best_checkpoints > 0 and state.metric is not None:
             keeps = state.world.share(self.manager is not None and self.manager.is_among_best(state.metric))
         return keeps
@@ -456,15 +466,31 @@ def end_of_stages(cfg: OptimizationConfig) -> str:
     return f"the end of `stages` {cfg.stages}"
 
 
-def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch_updates: int) -> int:
+def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch_updates: int, cost: float) -> int:
     """Updates between validations within epochs of *epoch_updates*; 0: none.
 
-    A long run is validated and saved ten times, if its epochs do not end more often and the user
-    asks for no interval.
+    If the user asks for no interval and epochs do not end more often, a long run is validated and
+    saved ten times, and a shorter one up to five times. *cost* is the time of a validation as a
+    share of an epoch's.
     """
     if saving.validate_interval_updates is not None:
         return saving.validate_interval_updates
     if saving.save_interval_updates or saving.save_interval_words or saving.save_interval_tokens:
         return 0
-    interval = max(SHORTEST, math.ceil((cfg.max_update or (cfg.max_epoch or 1) * epoch_updates) / 10))
-    return interval if interval < epoch_updates else 0
+    updates = cfg.max_update or (cfg.max_epoch or 1) * epoch_updates
+    interval = max(SHORTEST, math.ceil(updates / 10))
+    # Whoever counts epochs expects a validation after each.
+    if updates >= FEWEST and not cfg.stages and cfg.max_epoch < 2:
+        affordable = 1 + MOST_COST * updates / epoch_updates / cost if cost else POINTS
+        interval = min(interval, math.ceil(updates / min(POINTS, int(affordable))))
+    return interval if interval < min(updates, epoch_updates) else 0
+
+
+def validation_cost(state: TrainingState) -> float:
+    """The time of a validation, by its tokens, as a share of that of an epoch; 0 where datasets
+    have no sizes."""
+    tokens = [getattr(batches.dataset, "sizes", None) for batches in (state.batches, *state.validation.values())]
+    if any(sizes is None or not len(sizes) for sizes in tokens):
+        return 0.0
+    train, *valid = (int(sizes.sum()) for sizes in tokens)
+    return FORWARD * sum(valid) / train

@@ -87,7 +87,7 @@ def optimizer_of(
     check_optimizer(optimizer, settings.distributed, world)
     if any(map(is_sparse, model.modules())) and not optimizer.updates_rows:
         raise UserError(
-            f"`ngram_notes`: {type(optimizer.optimizer).__name__} updates no single rows; "
+            f"`ngram_notes`, `word_notes`: {type(optimizer.optimizer).__name__} updates no single rows; "
             "use `optimizer` adam, with `no_apex`, or muon; or give 0"
         )
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:

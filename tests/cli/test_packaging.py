@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,9 @@ def test_the_console_scripts_are_the_commands() -> None:
     scripts = dict(re.findall(r'^([\w-]+) = "(.+)"$', project_table("project.scripts"), flags=re.MULTILINE))
     names = {f"fairseq-{name.removesuffix('_model').replace('_', '-')}" for name in COMMANDS}
     assert {name for name, target in scripts.items() if target != "fairseq_cli:former"} == names
+    listed = subprocess.run([sys.executable, "-m", "fairseq"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {line.split()[0] for line in listed.stdout.splitlines()[2:]} == names
+    assert all(len(line) <= 80 for line in listed.stdout.splitlines())
     for target in scripts.values():
         module, function = target.split(":")
         assert callable(getattr(importlib.import_module(module), function))
@@ -106,12 +111,31 @@ def test_the_version_is_that_of_the_changelog_and_the_citation() -> None:
     assert releases[0] == fairseq.__version__ and f"\nversion: {fairseq.__version__}\n" in citation
 
 
-def test_every_package_with_an_init_is_found_by_the_build() -> None:
-    from setuptools import find_packages
+def test_the_wheel_holds_every_file_of_the_packages_and_the_commands(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    for name in ("fairseq", "fairseq_cli"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"fairseq_short-{fairseq.__version__}-py3-none-any.whl", "for every system and processor"
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    files = {path.relative_to(source) for top in ("fairseq", "fairseq_cli") for path in (source / top).rglob("*.*")}
+    assert {path.as_posix() for path in files} == {name for name in held if ".dist-info/" not in name}
 
-    found = set(find_packages(str(ROOT), include=["fairseq", "fairseq.*", "fairseq_cli"]))
-    folders = {path.parent for top in ("fairseq", "fairseq_cli") for path in (ROOT / top).rglob("*.py")}
-    assert found == {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+
+def test_a_tag_of_another_version_makes_no_release_and_notes_are_its_section_of_the_changelog() -> None:
+    def notes(tag: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["bash", ROOT / "scripts" / "release_notes.sh", tag], capture_output=True, text=True)
+
+    section = notes(f"v{fairseq.__version__}").stdout
+    assert section.strip() and not re.search("^## ", section, flags=re.MULTILINE)
+    assert section in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert notes("v0.0.1").returncode == 1
 
 
 def test_ci_can_be_executed() -> None:

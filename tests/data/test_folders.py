@@ -3,6 +3,7 @@ agree."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import TOKENIZERS, Tokenizer
 from fairseq_cli import preprocess
 from fairseq_cli.common import get_training_parser
 
@@ -160,3 +162,15 @@ def test_evaluation_reads_the_first_folder(tmp_path: Path) -> None:
 def test_a_thousand_folders_are_more_than_a_name_may_have(tmp_path):
     names = [f"{tmp_path}/{number:08d}" for number in range(1000)]
     assert data_folders(":".join(names)) == [Path(name) for name in names]
+
+
+def test_folders_with_one_dictionary_and_two_tokenizers_are_refused(tmp_path: Path) -> None:
+    one, other, plain = (folder(tmp_path / name, train="valid") for name in ("one", "other", "plain"))
+    symbols = Dictionary.load(runs.DATA / "dict.txt").symbols
+    for path, name in ((one, "space"), (other, "moses")):
+        Tokenizer(words=TOKENIZERS[name]()).save(path, symbols)
+    assert load_dictionary(f"{one}:{plain}") == load_dictionary(plain, [one]), "tokens need no tokenizer"
+    expected = f"{other}/tokenization.json: differs from {one}'s; preprocess {other} with srcdict {one}/dict.txt"
+    for folders in ((f"{one}:{other}",), (one, [plain, other])):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            load_dictionary(*folders)

@@ -52,7 +52,7 @@ DECODERS = {
     "modern, shared keys": {**MODERN, "decoder_embed_dim": 24, "decoder_attention_heads": 4, "decoder_kv_heads": 2},
     "modern, one key": {**MODERN, "decoder_attention_heads": 5, "decoder_kv_heads": 1, "attention_window": 3},
     "modern, heads of 64": {**MODERN, "decoder_embed_dim": 128, "decoder_kv_heads": 1, "qk_norm": True},
-    "modern, shifted, notes": {**MODERN, "token_shift": 2, "ngram_notes": 9},
+    "modern, shifted, notes": {**MODERN, "token_shift": 2, "ngram_notes": 9, "word_notes": 7},
     "parallel": {"rotary_fraction": 0.2, "no_token_positional_embeddings": True, "decoder_parallel_residual": True},
     "parallel, gated": {**MODERN, "decoder_parallel_residual": True, "activation_fn": "gelu", "decoder_biases": "all"},
     "shared keys, memory": {"decoder_kv_heads": 1, "tokens_from_prev": 5, "decoder_biases": "qkv"},
@@ -74,7 +74,7 @@ LANGUAGE_MODELS = {
 }
 TRANSFORMER_XL = {
     "xl": {},
-    "xl, pre-norm, notes": {"pre_lnorm": True, "ngram_notes": 9},
+    "xl, pre-norm, notes": {"pre_lnorm": True, "ngram_notes": 9, "word_notes": 7},
     "xl, same length": {"same_length": True},
     "xl, shaw": {"position_encoding": "shaw"},
     "xl, zeros": {"memory_start": "zeros"},

@@ -29,7 +29,7 @@ XL = "--arch transformer_xl_tiny --d-model 16 --n-head 2 --d-inner 16"
 KINDS = {
     "transformer": f"{TRANSFORMER} {CUTOFFS}",
     "shortformer": f"{TRANSFORMER} {CUTOFFS} --tokens-from-prev 4",
-    "shifts and notes": f"{TRANSFORMER} {CUTOFFS} --token-shift 2 --ngram-notes 20",
+    "shifts and notes": f"{TRANSFORMER} {CUTOFFS} --token-shift 2 --ngram-notes 20 --word-notes 30",
     "xl": f"{XL} --mem-len 5",
     "xl same length": f"{XL} --mem-len 5 --same-length --cutoffs 6,9 --div-val 2",
     "shaw": f"{XL} --mem-len 5 --position-encoding shaw",

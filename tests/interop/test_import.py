@@ -347,7 +347,13 @@ def vocabulary(path: Path, words: list[str], kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["corpus", "old corpus", "vocabulary", "list"])
 def test_the_page_on_the_authors_checkpoints_gives_the_authors_numbers(kind, tmp_path, capsys):
     page = (runs.ROOT / "docs" / "coming-from.md").read_text()
-    commands = page.split("### The authors' checkpoints")[1].split("```bash\n")[1].split("```")[0].replace("\\\n", " ").splitlines()
+    commands = (
+        page.split("### The authors' checkpoints")[1]
+        .split("```bash\n")[1]
+        .split("```")[0]
+        .replace("\\\n", " ")
+        .splitlines()
+    )
     config, expected = golden("same_length_clamp")
     words = ["<eos>", *(f"w{index}" for index in range(1, config["vocab_size"]))]
     stream = expected["tokens"][:200, 0].tolist()

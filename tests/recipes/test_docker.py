@@ -61,7 +61,7 @@ def test_the_requirements_are_those_of_the_package() -> None:
     assert found is not None and extras is not None
     command = [sys.executable, "-c", found[1], extras[1]]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert {"torch>=2.6", "numpy", "PyYAML", "matplotlib", "safetensors", "scikit-learn", "sentencepiece"} <= set(
+    assert {"torch>=2.7", "numpy", "PyYAML", "matplotlib", "safetensors", "scikit-learn", "sentencepiece"} <= set(
         listed
     )
     assert "pytest" not in listed and "wandb" not in listed

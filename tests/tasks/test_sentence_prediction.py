@@ -302,9 +302,9 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
         setup_task(runs.arguments(*generic, "--labels yes", data=data))
     with pytest.raises(UserError, match="codes: file not found"):
         task_on(data, data_bin, f"--bpe-codes {tmp_path / 'codes'}").dataset("train")
-    causal = SMALL.replace(SIZES, "--decoder-layers 1").replace("bert_tiny", "transformer_lm")
+    causal = SMALL.replace(SIZES, "--decoder-layers 1").replace("bert_tiny", "lstm_lm")
     args = runs.arguments(causal, "--glue-task MR --data-bin", data_bin, data=data)
-    with pytest.raises(UserError, match="TransformerLanguageModel is not an encoder"):
+    with pytest.raises(UserError, match="LSTMLanguageModel cannot be fine-tuned"):
         setup_task(args).build_model(args)
     for name in ("a.b", "keys"):
         args = runs.arguments(*flags_of(data_bin), "--classification-head-name", name, data=data)

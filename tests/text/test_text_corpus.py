@@ -28,16 +28,14 @@ def reader(tokenizer: Tokenizer | None = None) -> TextReader:
     return TextReader(dictionary, tokenizer)
 
 
-@pytest.mark.parametrize("documents", [False, True])
-def test_a_line_that_is_read_in_parts_has_one_end(
-    documents: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_read_in_parts_has_one_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_text, "LONGEST_LINE", 10)
     monkeypatch.setattr(raw_text, "BLOCK_BYTES", 10)
     path, words = tmp_path / "text.txt", reader()
     path.write_text(TEXT)
     assert any(block.unfinished for block in read_blocks(str(path), TextFormat()))
-    found = words.read(str(path), TextFormat(), documents)
+    assert words.texts(str(path), TextFormat()) == TEXT.split("\n")
+    found = words.read(str(path), TextFormat())
     expected = words.corpus(TEXT)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.sizes, expected.sizes)
@@ -46,9 +44,9 @@ def test_a_line_that_is_read_in_parts_has_one_end(
 
 def test_documents_of_rows_are_sums_of_their_lines(tmp_path: Path) -> None:
     path, words = tmp_path / "text.jsonl", reader()
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("the\nlow river", "", "low")))
-    found = words.read(str(path), TextFormat("text"), documents=True)
-    assert found.sizes.tolist() == [5, 1, 2] and found.offsets.tolist() == [0, 5, 6, 8]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("the\nlow river\n\n", "", "low")))
+    found = words.documents(words.texts(str(path), TextFormat("text")))
+    assert found.sizes.tolist() == [6, 1, 2] and found.offsets.tolist() == [0, 6, 7, 9]
 
 
 def test_bytes_are_those_of_the_text_where_a_line_is_read_in_parts(

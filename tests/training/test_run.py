@@ -104,23 +104,35 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
 
 
 @pytest.mark.parametrize(
-    ("flags", "updates", "interval"),
+    ("flags", "updates", "cost", "interval"),
     [
-        ("--max-update 100000", 50_000, 10_000),
-        ("--max-update 100000", 10_000, 0),  # epochs end as often
-        ("--max-update 3000", 50_000, 1000),
-        ("--max-epoch 2", 20_000, 4000),
-        ("", 15_001, 1501),
-        ("", 1000, 0),
-        ("--max-update 100000 --validate-interval-updates 0", 50_000, 0),
-        ("--max-update 100000 --validate-interval-updates 7", 50_000, 7),
-        ("--max-update 100000 --save-interval-updates 7", 50_000, 0),
-        ("--max-update 100000 --save-interval-words 7K", 50_000, 0),
+        ("--max-update 100000", 50_000, 1, 10_000),
+        ("--max-update 100000", 10_000, 1, 0),  # epochs end as often
+        ("--max-update 3000", 50_000, 1, 1000),
+        ("--max-epoch 2", 20_000, 1, 4000),
+        ("", 15_001, 1, 1501),
+        ("", 1000, 1, 0),
+        ("--max-update 100000 --validate-interval-updates 0", 50_000, 1, 0),
+        ("--max-update 100000 --validate-interval-updates 7", 50_000, 1, 7),
+        ("--max-update 100000 --save-interval-updates 7", 50_000, 1, 0),
+        ("--max-update 100000 --save-interval-words 7K", 50_000, 1, 0),
+        # Short runs: five, or as many as 5 % of their time allow.
+        ("--max-update 560", 1100, 0.001, 112),
+        ("--max-update 560", 1100, 0.01, 187),
+        ("--max-update 560", 1100, 0.03, 0),
+        ("--max-update 560", 500, 0.001, 112),
+        ("--max-update 560", 112, 0.001, 0),  # epochs end as often
+        ("--max-epoch 3", 300, 0.001, 0),
+        ("--max-update 560 --stages 64:560", 1100, 0.001, 0),
+        ("--max-update 99", 1100, 0.001, 0),
+        ("--max-update 560 --validate-interval 2 --validate-interval-updates 0", 1100, 0.001, 0),
+        ("", 500, 0.001, 100),
+        ("--max-update 3000", 50_000, 0.0001, 600),
     ],
 )
-def test_a_long_run_validates_several_times_by_default(flags: str, updates: int, interval: int) -> None:
+def test_a_run_validates_several_times_by_default(flags: str, updates: int, cost: float, interval: int) -> None:
     settings = training_settings(runs.arguments(FIVE, flags))
-    assert validation_interval(settings.checkpoint, settings.optimization, updates) == interval
+    assert validation_interval(settings.checkpoint, settings.optimization, updates, cost) == interval
 
 
 def test_a_validation_that_a_long_run_makes_by_default_is_saved(

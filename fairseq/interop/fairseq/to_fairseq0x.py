@@ -24,6 +24,7 @@ NOT_THERE = {  # setting: values that fairseq's model has
     "qk_norm": (False, None),
     "token_shift": (0, None),
     "ngram_notes": (0, None),
+    "word_notes": (0, None),
     "decoder_kv_heads": ("decoder_attention_heads", None),
     "decoder_norm": ("layer", None),
     "decoder_norm_eps": (1e-5, None),

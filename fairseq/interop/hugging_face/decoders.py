@@ -62,10 +62,12 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
 
 
 def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
-    """Return the parameters of *model* by name, float32; a shared one under its first name only."""
+    """Return the parameters of *model* by name, float32, a shared one under its first name only;
+    and what symbols are to words, if it has notes of words."""
     # Not `state_dict`, which has a shared parameter under every name: safetensors rejects tensors
-    # that share memory. Buffers are markers of fairseq's checkpoints.
-    return {name: value.detach().float().contiguous() for name, value in model.named_parameters()}
+    # that share memory. The other buffers are markers of fairseq's checkpoints.
+    parts = {name: value for name, value in model.named_buffers() if name.endswith("word_notes.parts")}
+    return {name: value.detach().float().contiguous() for name, value in model.named_parameters()} | parts
 
 
 def restored(
@@ -93,9 +95,13 @@ def restored(
     with torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     tensors, parameters = Tensors(tensors_by_name, source), {}
-    for name in dict(model.named_buffers()):
-        # Exports of version 1.0 have copies of buffers.
-        tensors.left.pop(name, None)
+    for name, buffer in model.named_buffers():
+        found = tensors.left.pop(name, None)  # exports of version 1.0 have copies of markers
+        if not name.endswith("word_notes.parts"):
+            continue
+        if found is None or found.dtype != torch.uint8 or found.shape != buffer.shape:
+            raise UserError(f"{source}: {name}: expected bytes, one for each symbol; export the model again")
+        parameters[name] = found
     for shape, names in _names(model):
         parameters.update(dict.fromkeys(names[1:], tensors.take(names[0], *shape)))
     tensors.finish()

@@ -34,6 +34,7 @@ ANYWHERE: Mapping[str, tuple[object, ...]] = {  # values of settings that all of
     "layernorm_embedding": (False,),
     "token_shift": (False,),
     "ngram_notes": (False,),
+    "word_notes": (False,),
     "qk_norm": (False,),
     "position_infused_attention": (False,),
     "tokens_from_prev": (False,),

@@ -207,39 +207,82 @@ class AdaptiveInput(nn.Module):
         return self.embeddings[band][1:] if len(self.embeddings[band]) > 1 else self.embeddings[0][1:]
 
 
-class NGramNotes(nn.Module):
-    """A vector for each pair of successive tokens: a row of a table that pairs share by a hash.
+def tokens_before(tokens: Tensor, cache: SegmentCache | None, back: int) -> Tensor:
+    """The tokens [B, T] that stand *back* places before *tokens*, the last ones in *cache*; −1
+    where that is before their segment."""
+    if cache is None:
+        return F.pad(tokens, (back, 0), value=-1)[:, : tokens.size(1)]
+    before = cache.entries["tokens"].gather(1, (cache.slots - back).clamp(min=0))
+    return before.where(cache.slots - back >= cache.starts[:, None], -1)
 
-    Row 0 is that of tokens without one before them in their segment, and of padding.
-    """
+
+class Notes(nn.Module):
+    """Vectors for 64-bit keys: rows of a table that keys share by a hash. Row 0 is for tokens
+    without a note."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1 + rows, dim, padding_idx=0)
+
+    def notes(self, keys: Tensor, has_note: Tensor) -> Tensor:
+        # 2^64 divided by the golden ratio, as a signed number (Knuth 1998, section 6.4).
+        rows = 1 + ((keys * -7046029254386353131 >> 32) & 0xFFFFFFFF) % (self.table.num_embeddings - 1)
+        return self.table(rows.where(has_note, 0))
+
+
+class NGramNotes(Notes):
+    """A note for each pair of successive tokens of a segment, padding left out."""
 
     def __init__(self, rows: int, dim: int, config: FairseqConfig) -> None:
-        super().__init__()
+        super().__init__(rows, dim)
         self.vocabulary, self.padding_idx = config.vocab_size, config.padding_idx
-        self.table = nn.Embedding(1 + rows, dim, padding_idx=0)
 
     def forward(self, tokens: Tensor, cache: SegmentCache | None) -> Tensor:
         """The notes [B, T, C] of *tokens* [B, T], the last ones in *cache*."""
-        if cache is None:
-            before = F.pad(tokens[:, :-1], (1, 0), value=-1)
-        else:
-            before = cache.entries["tokens"].gather(1, (cache.slots - 1).clamp(min=0))
-            before = before.where(cache.slots > cache.starts[:, None], -1)
-        # 2^64 divided by the golden ratio, as a signed number (Knuth 1998, section 6.4).
-        spread = (before * self.vocabulary + tokens) * -7046029254386353131
-        rows = 1 + ((spread >> 32) & 0xFFFFFFFF) % (self.table.num_embeddings - 1)
-        missing = (before < 0) | (before == self.padding_idx) | (tokens == self.padding_idx)
-        return self.table(rows.masked_fill(missing, 0))
+        before = tokens_before(tokens, cache, 1)
+        is_pair = (before >= 0) & (before != self.padding_idx) & (tokens != self.padding_idx)
+        return self.notes(before * self.vocabulary + tokens, is_pair)
+
+
+class WordNotes(Notes):
+    """A note for the word so far, from its first token, or the seventh before this one.
+
+    ``parts`` says what symbols are to words, as bits: 1 continues one, 2 is continued, 4 neither.
+    """
+
+    parts: Tensor
+
+    def __init__(self, rows: int, dim: int, config: FairseqConfig) -> None:
+        super().__init__(rows, dim)
+        self.register_buffer("parts", torch.zeros(config.vocab_size, dtype=torch.uint8))
+
+    def forward(self, tokens: Tensor, cache: SegmentCache | None) -> Tensor:
+        """The notes [B, T, C] of *tokens* [B, T], the last ones in *cache*."""
+        key = after = tokens
+        inside, has_note, multiplier = torch.ones_like(tokens, dtype=torch.bool), None, 1
+        for back in range(1, 8):
+            before = tokens_before(tokens, cache, back)
+            inside = inside & self._joined(before, after)
+            has_note = inside if has_note is None else has_note
+            multiplier = multiplier * 6364136223846793005 % 2**62  # (Knuth 1997, section 3.3.4)
+            key = key + torch.where(inside, (before + 1) * multiplier, 0)
+            after = before
+        return self.notes(key, has_note)  # type: ignore[arg-type]
+
+    def _joined(self, before: Tensor, after: Tensor) -> Tensor:
+        of_before, of_after = (self.parts[x.clamp(min=0)].where(x >= 0, 4) for x in (before, after))
+        continues = (of_after & 1 > 0) & (of_before & 4 == 0)
+        return continues | (of_before & 2 > 0) & (of_after & 4 == 0)
 
 
 class FairseqPreTrainedModel(PreTrainedModel):
     """A decoder, of the class *decoder_class* that a family's file names.
 
-    A decoder has ``embed_tokens`` and, if it is not None, ``ngram_notes``; ``forward(embedded,
-    tokens, cache, states, attentions, eager)``, which returns hidden states for the output layer,
-    and adds the layers' inputs and these to *states* and weights to *attentions*, if they are
-    lists; ``log_probs(hidden)``; ``begin(cache)`` for a new cache; and ``width``, the channels of
-    its hidden states.
+    A decoder has ``embed_tokens`` and, if they are not None, ``ngram_notes`` and ``word_notes``;
+    ``forward(embedded, tokens, cache, states, attentions, eager)``, which returns hidden states for
+    the output layer, and adds the layers' inputs and these to *states* and weights to *attentions*,
+    if they are lists; ``log_probs(hidden)``; ``begin(cache)`` for a new cache; and ``width``, the
+    channels of its hidden states.
     """
 
     config_class = FairseqConfig
@@ -284,8 +327,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
-        if input_ids is None and self.decoder.ngram_notes is not None:
-            raise ValueError("inputs_embeds: notes of pairs are found by tokens; give input_ids")
+        if input_ids is None and (self.decoder.ngram_notes, self.decoder.word_notes) != (None, None):
+            raise ValueError("inputs_embeds: notes of pairs and words are found by tokens; give input_ids")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask {list(attention_mask.shape)}: give the padding alone, [B, T]")
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import AdaptiveInput, Matrix, NGramNotes, SegmentCache
+from .modeling_fairseq import AdaptiveInput, Matrix, NGramNotes, SegmentCache, WordNotes
 from .modeling_fairseq import FairseqConfig as Config
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
@@ -278,6 +278,7 @@ class Decoder(nn.Module):
         rows = config.max_position_embeddings + self.first_position
         self.embed_positions = nn.Embedding(rows, dim) if at_bottom and cfg.decoder_learned_pos else None
         self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, config) if cfg.ngram_notes else None
+        self.word_notes = WordNotes(cfg.word_notes, dim, config) if cfg.word_notes else None
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = norm(cfg) if cfg.layernorm_embedding else None
         self.layers = nn.ModuleList(Layer(cfg, number) for number in range(config.num_hidden_layers))
@@ -309,8 +310,9 @@ class Decoder(nn.Module):
             x = x + self.embed_positions(span.queries + self.first_position)
         if self.sinusoidal:
             x = x + sinusoids(span.queries + self.first_position, x.size(2)).to(x.dtype)
-        if self.ngram_notes is not None and tokens is not None:
-            x = x + self.embed_scale * self.ngram_notes(tokens, cache)
+        for notes in (self.ngram_notes, self.word_notes):
+            if notes is not None and tokens is not None:
+                x = x + self.embed_scale * notes(tokens, cache)
         x = x if self.token_shift is None else self.token_shift(x, cache)
         x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
         x = F.dropout(x, self.cfg.dropout, self.training)

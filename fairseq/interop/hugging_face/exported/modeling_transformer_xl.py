@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import AdaptiveInput, NGramNotes, SegmentCache
+from .modeling_fairseq import AdaptiveInput, NGramNotes, SegmentCache, WordNotes
 from .modeling_fairseq import FairseqConfig as Config
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
@@ -218,6 +218,7 @@ class Decoder(nn.Module):
             shares=cfg.div_val == 1,
         )
         self.ngram_notes = NGramNotes(cfg.ngram_notes, cfg.d_model, config) if cfg.ngram_notes else None
+        self.word_notes = WordNotes(cfg.word_notes, cfg.d_model, config) if cfg.word_notes else None
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         head_dim = cfg.d_head or cfg.d_model // cfg.n_head
         self.attention_biases = AttentionBiases(cfg.n_head, head_dim) if shares_biases else None
@@ -235,8 +236,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states [B, T, C] of *embedded* [B, T, C], which go to *states*, too; notes are
         those of *tokens* [B, T]."""
-        if self.ngram_notes is not None and tokens is not None:
-            embedded = embedded + self.ngram_notes(tokens, cache)
+        for notes in (self.ngram_notes, self.word_notes):
+            if notes is not None and tokens is not None:
+                embedded = embedded + notes(tokens, cache)
         x = drop(math.sqrt(self.cfg.d_model) * embedded, self.cfg, self.training)
         span = self._span(x, cache)
         for layer in self.layers:
