@@ -204,3 +204,8 @@ def test_links_between_pages_resolve() -> None:
             if not place.exists() or (anchor and anchor not in anchors(place)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert len(pages) > 30 and not broken
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == ["README.md"]

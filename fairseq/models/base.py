@@ -48,6 +48,8 @@ class BaseFairseqModel(Part, nn.Module):
     infused_dim: int | None = None
     """Width of the summed embeddings that ``forward`` hands to its argument ``infuse``; None: it
     has none."""
+    reads_documents: bool = False
+    """Whether ``forward`` takes ``document_positions``, so that rows may hold several documents."""
     skips_parameters: bool = False
     """True if a training step may leave parameters without a gradient."""
 
