@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fairseq.checkpoint import CheckpointManager
@@ -489,8 +490,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
 def validation_cost(state: TrainingState) -> float:
     """The time of a validation, by its tokens, as a share of that of an epoch; 0 where datasets
     have no sizes."""
-    tokens = [getattr(batches.dataset, "sizes", None) for batches in (state.batches, *state.validation.values())]
-    if any(sizes is None or not len(sizes) for sizes in tokens):
-        return 0.0
-    train, *valid = (int(sizes.sum()) for sizes in tokens)
-    return FORWARD * sum(valid) / train
+    train, *valid = (
+        int(getattr(batches.dataset, "sizes", np.empty(0)).sum())
+        for batches in (state.batches, *state.validation.values())
+    )
+    return FORWARD * sum(valid) / train if train else 0.0
