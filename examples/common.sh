@@ -40,9 +40,41 @@ whole() {
   echo "$value"
 }
 
+# visible_gpus: how many of NVIDIA's GPUs a command may use; 0 with SMALL=1, which trains on the CPU.
+visible_gpus() {
+  local count=0 names
+  if [[ -z ${SMALL:-} ]]; then
+    count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
+    if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+      IFS=, read -r -a names <<<"${CUDA_VISIBLE_DEVICES#-1}"
+      ((${#names[@]} > count)) || count=${#names[@]}
+    fi
+  fi
+  echo "$count"
+}
+
+# choose_gpus COUNT THINGS: sets $gpus, the processes that share the COUNT THINGS of an update: $GPUS, by default all GPUs,
+# or as many of them as divide COUNT.
+choose_gpus() {
+  local number visible shares=()
+  for ((number = 1; number <= $1; number++)); do
+    (($1 % number)) || shares+=("$number")
+  done
+  if [[ -n ${GPUS:-} ]]; then
+    gpus=$(whole GPUS 1)
+    (($1 % gpus == 0)) || fail "GPUS=$gpus: the $1 $2 of an update cannot be divided by it; choose one of ${shares[*]}"
+    return
+  fi
+  visible=$(visible_gpus)
+  for number in "${shares[@]}"; do
+    ((number > 1 && number > visible)) || gpus=$number
+  done
+  ((gpus >= visible)) || echo "$visible GPUs do not divide the $1 $2 of an update; $gpus of them train" >&2
+}
+
 # default_precision: fp16 on a GPU; on a CPU bf16 if it has bf16 instructions, else fp32.
 default_precision() {
-  if [[ -z ${SMALL:-} ]] && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  if (($(visible_gpus))); then
     echo fp16
   elif grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo 2>/dev/null; then
     echo bf16

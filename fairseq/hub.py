@@ -19,7 +19,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.evaluation.surprisal import WordSurprisal, surprisals
+from fairseq.evaluation.surprisal import WordSurprisal, surprisals, warn_of_blocks
 from fairseq.inference import Search, generate, generator_of
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.reader import Reader
@@ -161,7 +161,11 @@ class LanguageModel:
         """
         if isinstance(text, str):
             return self.surprisal([text], batch_size)[0]
-        return list(surprisals(self._text, text, self._scores(text, batch_size))) if text else []
+        if not text:
+            return []
+        scores = self._scores(text, batch_size)
+        warn_of_blocks(np.diff(scores.lines), self.tokens_per_sample, self.model.memory_length)
+        return list(surprisals(self._text, text, scores))
 
     def perplexity(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> float:
         """Return the perplexity, exp of the mean loss in nats per token, of one text or several.

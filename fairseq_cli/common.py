@@ -114,7 +114,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
         examples=[
             "fairseq-train data-bin --arch transformer_lm_fast_demo --bf16 --save-dir own",
-            "fairseq-train data-bin --arch transformer_xl_tiny --max-update 1000",
+            "fairseq-train data-bin --arch transformer_lm_fast --decoder-layers 6",
         ],
         first=FIRST,
     )
@@ -132,6 +132,12 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
         nargs=0,
         default=argparse.SUPPRESS,
         help="list architectures, with sizes",
+    )
+    parser.add_argument(
+        "--print-settings",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print the settings of this run as a commented file for --config, and exit",
     )
     parser.lists = "--list-archs lists architectures, with sizes."
     return parser

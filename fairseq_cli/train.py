@@ -14,7 +14,11 @@ def main(args: argparse.Namespace) -> None:
     # Imported here, because they import torch: a command line that is wrong is answered before.
     from fairseq import distributed
     from fairseq.training import training_job
+    from fairseq.training.effective import commented_settings
 
+    if vars(args).pop("print_settings", False):
+        print(commented_settings(training_settings(args)), end="")
+        return
     distributed.run(training_job(training_settings(args)))
 
 

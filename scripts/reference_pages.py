@@ -40,6 +40,8 @@ COMMANDS = {
     "fairseq-finetune": ("finetune", "get_finetune_parser"),
     "fairseq-finetune predict": ("finetune", "get_predict_parser"),
     "fairseq-harness": ("harness", "get_harness_parser"),
+    "fairseq-compare": ("compare", "get_compare_parser"),
+    "fairseq-compare report": ("compare", "get_report_parser"),
     "fairseq-analyze recl": ("analyze", "get_recl_parser"),
     "fairseq-analyze attention": ("analyze", "get_attention_parser"),
     "fairseq-analyze notes": ("analyze", "get_notes_parser"),

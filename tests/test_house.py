@@ -135,7 +135,7 @@ def test_flags_are_named_at_the_border_only() -> None:
             *("--path", "--gen-subset", "--valid-subset", "--user-dir"),
             *("--restore-file", "--finetune-from-model", "--reset-"),
         },
-        "fairseq.evaluation.finetuning": None,  # command lines of fairseq-train
+        **dict.fromkeys(("fairseq.evaluation.finetuning", "fairseq.analysis.comparison")),  # command lines
         # Arguments of git and of compilers, and variables of style sheets.
         **dict.fromkeys(("fairseq.system.provenance", "fairseq.kernels.build"), None),
         **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.generation", "fairseq.notes.note_map"), None),
@@ -204,3 +204,8 @@ def test_links_between_pages_resolve() -> None:
             if not place.exists() or (anchor and anchor not in anchors(place)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert len(pages) > 30 and not broken
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == ["README.md"]

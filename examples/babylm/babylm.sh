@@ -123,7 +123,7 @@ training=(
   --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --lr "${LR:-0.001}" --lr-scheduler polynomial_decay
   --warmup-updates $((each * epochs / 20 + 1)) --total-num-update $((each * epochs)) --end-learning-rate 1e-05
   --weight-decay 0.1 --dropout 0.1 --seed "${SEED:-1}" --save-interval-words "$words"
-  --no-epoch-checkpoints
+  --no-epoch-checkpoints --distributed-world-size 1
 )
 bands=$((bpe / 8)),$((bpe / 2)) # of the softmax: frequent subwords are cheap to predict
 heads=$((width >= 64 ? width / 64 : 1))

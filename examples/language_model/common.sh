@@ -24,26 +24,24 @@ else
 fi
 
 # batches LENGTH UPDATE_FREQ: sets $sizes, flags for the same global batch at any UPDATE_FREQ; higher values use less memory.
-# With GPUS, the batch is that of the authors' 8 GPUs; GPUS must divide 8 × UPDATE_FREQ, or with $memory 8.
+# With GPUS, the batch is that of the authors' 8 GPUs: GPUS must divide their batches.
 # With $memory, an update reads one segment of each row: passes take a share of the rows.
 batches() {
-  local freq=${UPDATE_FREQ:-$2} pieces
-  [[ $freq =~ ^[1-9][0-9]*$ ]] || fail "UPDATE_FREQ=$freq: must be a whole number above 0"
+  local freq pieces
+  freq=$(whole UPDATE_FREQ "$2")
   ((batch % ($1 * freq) == 0)) ||
     fail "UPDATE_FREQ=$freq: $batch tokens are not $freq batches of whole $1-token rows; choose 1 or 3"
   pieces=$freq
   if [[ -n ${GPUS:-} ]]; then
-    [[ $GPUS =~ ^[1-9][0-9]*$ ]] || fail "GPUS=$GPUS: must be a whole number above 0"
-    ((8 * (memory ? 1 : freq) % GPUS == 0)) ||
-      fail "GPUS=$GPUS: the batches of 8 GPUs cannot be divided by it; choose 1, 2, 4 or 8"
-    pieces=$((8 * freq / GPUS))
+    choose_gpus $((8 * (memory ? 1 : freq))) batches
+    pieces=$((8 * freq / gpus))
   fi
   if ((memory && pieces > 1)); then
     sizes=(--max-tokens $((batch / freq * pieces)) --update-freq 1 --batch-chunk "$pieces" --tokens-per-sample "$1")
   else
     sizes=(--max-tokens $((batch / freq)) --update-freq "$pieces" --tokens-per-sample "$1")
   fi
-  [[ -z ${GPUS:-} ]] || sizes+=(--distributed-world-size "$GPUS")
+  [[ -z ${GPUS:-} ]] || sizes+=(--distributed-world-size "$gpus")
 }
 
 # train SAVE_DIR UPDATES LENGTH UPDATE_FREQ FLAGS…: trains one stage with the settings common to all models.

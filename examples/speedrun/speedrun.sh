@@ -28,5 +28,5 @@ fi
 run python train.py "$data" --save-dir "$out" --arch "$arch" --tokens-per-sample "$block" --max-tokens "$batch" \
   --optimizer adam --lr "${RATE:-4e-3}" --adam-betas 0.9,0.99 --clip-norm 0.25 --dropout 0 --adaptive-softmax-dropout 0 \
   --lr-scheduler wsd --warmup-updates $((updates / 20)) --decay-updates $((updates * 7 / 10)) --decay-shape linear \
-  --max-update "$updates" --no-epoch-checkpoints ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
+  --max-update "$updates" --distributed-world-size 1 --no-epoch-checkpoints ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
 run fairseq-eval-lm "$data" --path "$out/checkpoint_best.pt" --gen-subset test

@@ -45,7 +45,7 @@ if [[ ! -e $data/dict.txt ]]; then
   run python preprocess.py --trainpref "$train" "${splits[@]}" --bpe hf --learn-bpe "$bpe" --destdir "$data"
 fi
 
-model=(--arch "$arch" --tokens-per-sample "$length" --batch-size "$batch" --seed "${SEED:-1}")
+model=(--arch "$arch" --tokens-per-sample "$length" --batch-size "$batch" --distributed-world-size 1 --seed "${SEED:-1}")
 if [[ -z ${ARCH:-} ]]; then # the best of settings.yaml at ten minutes of one core
   model+=(--optimizer muon --lr 0.004 --clip-norm 1.0 --dropout 0)
   model+=(--lr-scheduler wsd --warmup-ratio 0.05 --decay-ratio 0.7 --decay-shape linear)

@@ -5,8 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision "$(default_precision)"
-gpus=$(whole GPUS 1)
-update_freq=$(whole UPDATE_FREQ "$(full_or_small 8 1)")
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
 data=${DATA:-$(full_or_small data-bin/tnf "${save_dir}data-bin/tnf-small")}
 rows=$(full_or_small 256 8)
@@ -26,14 +24,16 @@ fi
 
 # pretrain MODEL CRITERION FLAGS…: trains MODEL, bert or electra, or tnf_ before them, in batches of 256 rows of 512 tokens.
 pretrain() {
-  local updates warmup interval keep task=masked_lm
+  local updates warmup interval keep update_freq task=masked_lm
   updates=$(whole UPDATES "$(full_or_small 1000000 6)")
   warmup=$((updates < 100000 ? updates / 10 : 10000)) interval=$(full_or_small 10000 3)
   keep=$(whole KEEP_EVERY "$(full_or_small 100000 3)")
   [[ $1 != tnf_* ]] || task=tnf_masked_lm
   ((keep % interval == 0)) || fail "KEEP_EVERY=$keep: must be a multiple of $interval, the updates between checkpoints"
-  ((rows % (update_freq * gpus) == 0)) ||
-    fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"
+  choose_gpus "$rows" rows
+  update_freq=$(whole UPDATE_FREQ $((rows / gpus > 32 ? rows / gpus / 32 : 1)))
+  ((rows / gpus % update_freq == 0)) ||
+    fail "UPDATE_FREQ=$update_freq: each GPU has $((rows / gpus)) rows of an update, which cannot be divided by it"
   run python train.py --task "$task" "$data" --save-dir "$save_dir${1//_/-}-$size/" --arch "$1_$size" \
     --criterion "$2" --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-06 --weight-decay 0.01 \
     --no-decay-on-norms-and-biases --clip-norm 1.0 --lr 0.0001 --lr-scheduler polynomial_decay --warmup-updates "$warmup" \

@@ -18,7 +18,7 @@ short=$(full_or_small 2500 2) tokens=$(full_or_small 4096 256) interval=$(full_o
 read -r -a seeds <<<"${SEEDS:-1 2}"
 flags=(
   --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --weight-decay 0.01 --lr 0.002 --lr-scheduler inverse_sqrt
-  --warmup-updates "$(full_or_small 500 2)" --init-std 0.088 --dropout 0 --attention-dropout 0 --max-tokens "$tokens"
+  --distributed-world-size 1 --warmup-updates "$(full_or_small 500 2)" --init-std 0.088 --dropout 0 --attention-dropout 0 --max-tokens "$tokens"
   --max-positions "$(full_or_small 128 "$length")" --valid-subset valid --no-epoch-checkpoints --keep-interval-updates 1
   --validate-interval-updates "$interval" --save-interval-updates "$interval"
 )

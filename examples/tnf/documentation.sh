@@ -20,7 +20,7 @@ tokens=$(full_or_small 2048 256)
 flags=(
   ${precision[@]+"${precision[@]}"} --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --weight-decay 0.01
   --lr-scheduler inverse_sqrt --warmup-updates "$(full_or_small 100 2)" --dropout 0 --attention-dropout 0
-  --required-batch-size-multiple 1
+  --required-batch-size-multiple 1 --distributed-world-size 1
 )
 case $model in
   bert)

@@ -15,7 +15,8 @@ fairseq-finetune() { "$PYTHON" -m fairseq_cli.finetune "$@"; }
 
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision fp32
-gpus=$(whole GPUS 1)
+rows=$(full_or_small 32 8)
+choose_gpus "$rows" rows
 glue=${GLUE:-examples/tnf/glue}
 save_dir=${SAVE_DIR:-glue-results}
 checkpoint=${CHECKPOINT:-} data_bin=${DATA_BIN:-}
@@ -44,6 +45,6 @@ for task in "${tasks[@]}"; do
   run fairseq-finetune "$glue/$task" --glue-task "$task" --path "$checkpoint" --data-bin "$data_bin" \
     ${codes[@]+"${codes[@]}"} --seeds "${SEEDS:-$(full_or_small 1,2,3,4,5 1,2)}" \
     --lrs "${LRS:-$(full_or_small 1e-5,3e-5,5e-5 0.001)}" --max-epoch "${EPOCHS:-$(full_or_small 10 2)}" \
-    --batch-size "$(full_or_small 32 8)" --distributed-world-size "$gpus" --save-dir "$save_dir/$task" \
+    --batch-size "$rows" --distributed-world-size "$gpus" --save-dir "$save_dir/$task" \
     ${device[@]+"${device[@]}"} ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
 done

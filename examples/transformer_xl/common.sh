@@ -16,12 +16,13 @@ corpus() {
     --testpref "$text/test.txt" ${dictionary[@]+"${dictionary[@]}"} --destdir "$data"
 }
 
-# train NAME ARCH ROWS UPDATES WARMUP FLAGS…: trains with adam, a cosine schedule from 0.00025 to nearly 0, and batches of ROWS.
+# train NAME ARCH ROWS UPDATES WARMUP FLAGS…: trains with adam, a cosine schedule from 0.00025 to nearly 0, and batches of ROWS,
+# which all GPUs share.
 train() {
   local rows updates warmup interval
-  rows=$(full_or_small "$3" 4) updates=$(full_or_small "$4" 12) warmup=$(full_or_small "$5" 2)
+  rows=$(whole ROWS "$(full_or_small "$3" 4)") updates=$(full_or_small "$4" 12) warmup=$(full_or_small "$5" 2)
   interval=$(full_or_small 4000 6)
-  ((rows % gpus == 0)) || fail "GPUS=$gpus: $rows rows cannot be divided by it; choose another number"
+  choose_gpus "$rows" rows
   run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch "$2" \
     --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 1e-09 --max-lr 0.00025 --lr-scheduler cosine \
     --warmup-updates "$warmup" --max-update "$updates" --clip-norm 0.25 --seed 1 ${precision[@]+"${precision[@]}"} \
@@ -53,7 +54,6 @@ evaluate() {
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision fp32
 batch_chunk=$(whole BATCH_CHUNK 1)
-gpus=$(whole GPUS 1)
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
 memory=() # overrides the length of the architecture and of SMALL=1
 small_training=() small_evaluation=() small_bands=()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -385,3 +386,30 @@ class FinetuneConfig(Config):
         "finetuned", "folder for checkpoints, predictions and results.json", aliases=("--out",), metavar="DIR"
     )
     train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")
+
+
+@dataclass(frozen=True)
+class CompareConfig(Config):
+    """Comparison: settings of ``fairseq-compare``."""
+
+    out: str = flag("compared", "folder for runs: OUT/SETTING/SEED", metavar="DIR")
+    seconds: float | None = flag(None, "training time of each run; updates follow from its speed", above=0)
+    updates: int | None = flag(None, "updates of each run, instead of `seconds`", low=1)
+    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
+    only: str | None = flag(None, "settings to train (default: all)", metavar="NAME,…")
+    processes: int = flag(1, "runs at a time, each with its share of the cores", low=1)
+    eval_flags: str = flag("", "flags of fairseq-eval-lm, as one quoted string", metavar="TEXT")
+    pairs: str | None = flag(None, "minimal pairs to score, too", metavar="FILE")
+    known_words: str | None = flag(None, "with `pairs`: also those whose words are all in this text", metavar="FILE")
+    keep: bool = flag(False, "keep checkpoints when all is measured")
+    against: str | None = flag(None, "setting to compare with (default: the first)", metavar="NAME")
+
+    def check(self) -> None:
+        if (self.seconds is None) == (self.updates is None):
+            raise SettingError("`seconds`, `updates`: give one of them, the budget of each run")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise SettingError(f"`seeds` {','.join(map(str, self.seeds))}: one value twice; give each once")
+        try:
+            shlex.split(self.eval_flags)
+        except ValueError as error:
+            raise SettingError(f"`eval_flags` {self.eval_flags}: {str(error).lower()}; correct the quotes") from None

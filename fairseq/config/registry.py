@@ -36,7 +36,7 @@ _ADDED = re.compile(
 ROOMS = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "preprocessing"),
-    *("system", "tasks", "text", "training"),
+    *("system", "tasks", "text", "train", "training"),
     # fairseq's names
     *(
         "checkpoint_utils",

@@ -140,6 +140,7 @@ class LanguageModelingTaskConfig(BlockConfig):
     )
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
+    document_mask: bool = flag(False, "tokens read only their own document; blank lines separate documents")
     mixture: str | None = flag(
         None,
         "further data folders and their shares of the training tokens; DATA has the rest",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from fairseq.config.shared import BREAK_MODES
 from fairseq.data.dataset import Examples, Sample
@@ -228,6 +229,18 @@ class TokenBlocks(Examples):
             return positions
         inside = (positions >= 0) & (positions < len(self.corpus.tokens))
         return np.where(inside, self._lines.positions(np.where(inside, positions, 0)), positions)
+
+
+def document_positions(tokens: torch.Tensor, eos: int) -> torch.Tensor:
+    """The position of each of *tokens* [B, T] in its document, of several in a row: int64 [B, T].
+
+    A document begins with the ``</s>`` of the blank line before it, as a corpus begins with one: it
+    follows the ``</s>`` of another line.
+    """
+    ends = tokens == eos
+    first = F.pad(ends[:, 1:] & ends[:, :-1], (1, 0), value=True)
+    at = torch.arange(tokens.size(1), device=tokens.device)
+    return at - (first * at).cummax(1).values
 
 
 def _inserted(rows: np.ndarray, columns: np.ndarray, token: int) -> np.ndarray:

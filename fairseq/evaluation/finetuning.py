@@ -26,6 +26,7 @@ from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.config.shared import BlockConfig
 from fairseq.data.folders import data_folders, load_dictionary
+from fairseq.data.sentence_folders import input_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
@@ -79,8 +80,9 @@ def finetune(
         raise UserError(f"`path` {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     stored, parameters = finished(state["args"], state["model"])
     if stored.get("add_bos_token") and task_cfg.init_token is None:
-        folder = task_cfg.data_bin or data_folders(data)[0]
-        task_cfg = dataclasses.replace(task_cfg, init_token=load_dictionary(folder).begin())
+        folder = data_folders(data)[0]
+        dictionary = load_dictionary(next(iter(input_folders(folder)), task_cfg.data_bin or folder))
+        task_cfg = dataclasses.replace(task_cfg, init_token=dictionary.begin())
     sweep = Sweep(cfg, task_cfg, common, processes, data, stored, training_parser)
     task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
@@ -173,6 +175,10 @@ class Sweep:
             # Of a decoder, learned positions limit the rows; the blocks of pre-training do not.
             positions = chosen.pop("max_target_positions", None) or self.stored["tokens_per_sample"]
             chosen["tokens_per_sample"] = self.task_cfg.tokens_per_sample
+            # Imported models have none, as wide as the model; `arch` may have other defaults.
+            for name in ("decoder_input_dim", "decoder_output_dim"):
+                if name in self.stored and self.stored[name] is None:
+                    chosen[name] = self.stored["decoder_embed_dim"]
             if chosen.get("decoder_learned_pos"):
                 chosen["max_target_positions"] = positions
                 chosen["tokens_per_sample"] = min(positions, self.task_cfg.tokens_per_sample)

@@ -32,7 +32,7 @@ from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency
 from fairseq.evaluation.cache_pointer import Pointer
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
-from fairseq.evaluation.surprisal import surprisals
+from fairseq.evaluation.surprisal import surprisals, warn_of_blocks
 from fairseq.evaluation.surprisal import table as surprisal_table
 from fairseq.evaluation.task_scores import task_scores
 from fairseq.inference import Search, generator_of, stream
@@ -129,6 +129,8 @@ def evaluate(
     if cfg.by_frequency:
         print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
     if cfg.surprisal is not None and isinstance(corpus, TextCorpus) and corpus.texts is not None:
+        if (scorer := model.scorer) is not None and scorer.scoring.texts:
+            warn_of_blocks(corpus.sizes, scorer.scoring.tokens_per_sample, scorer.readers[0].model.memory_length)
         rows = surprisals(TextReader.of(data, model.dictionary), corpus.texts, scores)
         with atomic_file(cfg.surprisal, "`surprisal`") as file:
             file.writelines(surprisal_table(rows))
@@ -294,6 +296,7 @@ class _Evaluation:
             multiple=self.batches.required_batch_size_multiple,
             softmax_batch=cfg.softmax_batch,
             add_bos_token=task.cfg.add_bos_token,
+            document_mask=task.cfg.document_mask,
             texts=_reads_documents(cfg),
             shard=cfg.shard_id,
             shards=cfg.num_shards,

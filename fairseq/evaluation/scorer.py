@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
-from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.token_blocks import TokenBlocks, document_positions
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
@@ -68,6 +68,7 @@ class Scoring:
     multiple: int = 1  # without memory, larger batches are cut to a multiple of this number of rows
     softmax_batch: int | None = None  # most tokens whose output distribution is in memory at once
     add_bos_token: bool = False  # each block begins with ``<s>``, whose own probability is not reported
+    document_mask: bool = False  # tokens of a row read their own document only
     texts: bool = False  # each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts
     # Only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     shard: int = 0
@@ -229,7 +230,11 @@ class Scorer:
         batches = itertools.islice(sampler.epoch(1), share.start, None, share.step)
         for indices in progress(batches, len(share)):
             sample = blocks.batch(indices)
-            hidden, _ = model(self._to_device(sample["net_input"]["src_tokens"]))
+            tokens, options = sample["net_input"]["src_tokens"], {}
+            if scoring.document_mask:
+                positions = document_positions(tokens, self.dictionary.eos())
+                options["document_positions"] = self._to_device(positions)
+            hidden, _ = model(self._to_device(tokens), **options)
             collector.add(hidden, sample["target"], *_positions(blocks, indices))
 
     def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
@@ -385,6 +390,8 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
     if scoring.texts and (window or scoring.break_mode != "none"):
         what = f"`context_window` {window}" if window else f"`sample_break_mode` {scoring.break_mode}"
         raise UserError(f"{what}: documents are read in blocks of their own; leave it out")
+    if scoring.document_mask and not model.reads_documents:
+        raise UserError(f"`document_mask`: {type(model).__name__} does not read several documents in a row")
     if model.memory_length and scoring.break_mode != "none":
         raise UserError(f"`sample_break_mode` {scoring.break_mode}: a model with memory reads streams; use none")
 

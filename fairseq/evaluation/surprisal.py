@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fairseq.errors import UserError
+from fairseq.errors import UserError, counted
 from fairseq.evaluation.scorer import Scores
 from fairseq.text.text_corpus import TextReader
 from fairseq.text.tokenizers.rules import LINE_END
+
+logger = logging.getLogger(__name__)
 
 WORD = re.compile(r"\S+")
 HEADING = ("document", "word", "start", "end", "surprisal", "tokens")
@@ -27,6 +30,16 @@ class WordSurprisal(NamedTuple):
     end: int
     surprisal: float  # bits
     tokens: int  # whose surprisals were added
+
+
+def warn_of_blocks(lengths: np.ndarray, longest: int, memory_length: int) -> None:
+    """Warn of texts with more tokens than a model without memory reads at once."""
+    if (cut := int((lengths > longest).sum())) and not memory_length:
+        logger.warning(
+            "%s of more than %d tokens: read in blocks, whose first words have no context; see `context_window`",
+            counted(cut, "text"),
+            longest,
+        )
 
 
 def surprisals(reader: TextReader, texts: Sequence[str], scores: Scores) -> Iterator[list[WordSurprisal]]:

@@ -41,7 +41,7 @@ from fairseq.notes.state import dictionary_of
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.training.validation import validate
+from fairseq.training.validation import raw_sizes, report_of, validate
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,7 @@ def _validate(
         world_size=cfg.num_shards * world.size,
         device=world.device,
     )
+    raw_size = raw_sizes({split: batches}, task.settings.data_path).get(split)
     common = task.settings.common
     blocks, words = blocks_of(batches.dataset, task.settings.chosen.task) if cfg.by_frequency else None, {}
 
@@ -176,7 +177,7 @@ def _validate(
         meter = validate(graph, task, placed, Precision(common), world)
         if blocks is not None:
             words[notes] = _word_losses(meter, blocks, task)
-        return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
+        return {**report_of(meter, task.figures(criterion), raw_size), "ntokens": meter.tokens}
 
     def measure_control(control: str) -> dict[str, float]:
         samples = without_rare_words(batches) if control == "hidden" else batches

@@ -48,6 +48,8 @@ class BaseFairseqModel(Part, nn.Module):
     infused_dim: int | None = None
     """Width of the summed embeddings that ``forward`` hands to its argument ``infuse``; None: it
     has none."""
+    reads_documents: bool = False
+    """Whether ``forward`` takes ``document_positions``, so that rows may hold several documents."""
     skips_parameters: bool = False
     """True if a training step may leave parameters without a gradient."""
 
@@ -58,8 +60,13 @@ class BaseFairseqModel(Part, nn.Module):
         One that takes ``masked_tokens``, or whose decoder does, cannot: fairseq's criterion of
         masked models gives it this argument.
         """
+        return "masked_tokens" not in self._forward_arguments
+
+    @functools.cached_property  # each update asks
+    def _forward_arguments(self) -> frozenset[str]:
+        """The names of the arguments of ``forward``, and of its decoder's."""
         parts = (self, getattr(self, "decoder", None))
-        return not any(part and "masked_tokens" in inspect.signature(part.forward).parameters for part in parts)
+        return frozenset(name for part in parts if part for name in inspect.signature(part.forward).parameters)
 
     @property
     def can_generate(self) -> bool:
@@ -74,8 +81,7 @@ class BaseFairseqModel(Part, nn.Module):
     def net_input(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """*inputs* with the lengths of rows where ``forward``, or the decoder's, names them, and
         else without."""
-        parts = (self, getattr(self, "decoder", None))
-        if not any(part and "src_lengths" in inspect.signature(part.forward).parameters for part in parts):
+        if "src_lengths" not in self._forward_arguments:
             return {name: value for name, value in inputs.items() if name != "src_lengths"}
         return {"src_lengths": inputs["src_tokens"].ne(PAD).sum(1), **inputs}
 

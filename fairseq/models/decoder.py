@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from fairseq.config.shared import ModelConfig
 from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.models.base import FairseqLanguageModel
-from fairseq.modules.attention import Causal
+from fairseq.modules.attention import Causal, CausalInDocuments
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS_ALONE, NGramNotes, WordNotes
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.rules import ByteLevelWords
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Decoder(nn.Module):
         embedded: Tensor | None = None,
         infuse: Infuse | None = None,
         memory_length: int | None = None,
+        document_positions: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens*, each from the tokens up to it.
 
@@ -83,6 +86,8 @@ class Decoder(nn.Module):
             embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
             infuse: see :meth:`embed`.
             memory_length: tokens of the new memory; None: as the settings say. A cache has its own.
+            document_positions: int64 [B, T], the position of each token in its document: each is
+                read as a row of its own. Without memory and cache; None: a row is one document.
 
         Returns:
             Hidden states [B, T, C] for the output layer, and
@@ -96,24 +101,24 @@ class Decoder(nn.Module):
         # 0 is a length, too.
         length = self.memory_length if memory_length is None else memory_length
         past_length = cache.length if cache is not None else 0
-        x = self.embed(src_tokens, cache, infuse) if embedded is None else embedded
+        x = self.embed(src_tokens, cache, infuse, document_positions) if embedded is None else embedded
         if memory is None and cache is None:
             memory = self._first_memory(x, length)
         remembered = memory[0].size(1) if memory else 0
         positions = self._positions(remembered + tokens if cache is None else None)
         visible = self._visible(length)
+        if document_positions is not None:
+            positions = self._document_positions(positions, document_positions)
+            visible = CausalInDocuments(visible.window, {}, positions=document_positions)
         keys = past_length + remembered + tokens
         keys = keys if cache is None else visible.reach(tokens, keys)  # a cache's others are left out
         visible = self.layers[0].self_attn.prepare(visible, tokens, keys, x.device)  # type: ignore
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
-        # A step of one token is faster uncompiled,
-        # and its changing offsets would make graph after graph.
-        uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
             x = self._layer_input(i, x, src_tokens)
             old = memory[i] if memory is not None else None
-            x, new = (layer.forward if uncompiled else layer)(
+            x, new = layer(
                 x,
                 memory=old,
                 positions=positions,
@@ -144,7 +149,13 @@ class Decoder(nn.Module):
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
         return KeyValueCache(layers, self.segment_length, remembered)
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         """The first layer's input for *tokens* [B, T], which continue *cache* and are read next:
         [B, T, C].
 
@@ -153,7 +164,9 @@ class Decoder(nn.Module):
         """
         raise NotImplementedError
 
-    def _add_notes(self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def _add_notes(
+        self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None, document_positions: Tensor | None = None
+    ) -> Tensor:
         """*x* [B, T, C] with the notes of *tokens* [B, T], if the model has any, on the scale of
         the embeddings."""
         if self.ngram_notes is None and self.word_notes is None:
@@ -164,7 +177,7 @@ class Decoder(nn.Module):
             cache.last_tokens = text[:, -HISTORY:]
         for notes in (self.ngram_notes, self.word_notes):
             if notes is not None:
-                x = torch.add(x, notes(text).to(x.dtype), alpha=self.embed_scale)
+                x = torch.add(x, notes(text, document_positions).to(x.dtype), alpha=self.embed_scale)
         return x
 
     def mark_words(self, dictionary: Dictionary) -> None:
@@ -175,7 +188,12 @@ class Decoder(nn.Module):
         continues, is_continued = word_parts(dictionary, word_rule(dictionary))
         if not (continues.any() or is_continued.any()):
             logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
-        parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
+        # Punctuation is no part of a word: words before a comma would take rows of their own.
+        space = ByteLevelWords.mark  # a letter
+        texts = (symbol.replace(space, "") for symbol in readable_symbols(dictionary))
+        letters = np.array([any(map(str.isalnum, text)) for text in texts])
+        stands_alone = special_symbols(dictionary) | ~letters
+        parts = np.where(stands_alone, STANDS_ALONE, CONTINUES * continues + IS_CONTINUED * is_continued)
         self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
@@ -185,6 +203,10 @@ class Decoder(nn.Module):
     def _positions(self, count: int | None) -> Any:
         """Positions of *count* keys, the last one the last query's, as attention reads them; None:
         a cache has them."""
+        raise NotImplementedError
+
+    def _document_positions(self, positions: Any, document_positions: Tensor) -> Any:
+        """*positions* of a row as attention reads them, for rows of several documents."""
         raise NotImplementedError
 
     def _visible(self, memory_length: int) -> Causal:

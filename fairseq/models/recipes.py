@@ -16,6 +16,7 @@ from fairseq.config.options import SAME
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
 from fairseq.errors import counted
+from fairseq.models.architectures.transformer_lm import dial_width
 
 Recipe = Mapping[str, Any]
 
@@ -155,6 +156,8 @@ def _transformer_xl(rows: int, updates: int, warmup: int = 0) -> Recipe:
     }
 
 
+DIAL = "transformer_lm_fast"  # the architecture whose sizes follow from its layers
+
 OF_MODELS: dict[str, Recipe] = {
     "transformer_lm": DECODER,
     "lstm_lm": SMALL,
@@ -166,7 +169,7 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
     "transformer_lm": FAIRSEQ,
     **dict.fromkeys(("transformer_lm_wiki103", "transformer_lm_baevski_wiki103"), WIKI103),
     **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), GBW),
-    **dict.fromkeys(("transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
+    **dict.fromkeys((DIAL, "transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
     "shortformer_wiki103": SHORTFORMER,
     **dict.fromkeys(("transformer_xl_wiki103_base", "transformer_xl_wiki103_ablation"), _transformer_xl(60, 200000)),
     "transformer_xl_wiki103_large": _transformer_xl(128, 4000000, 16000),
@@ -210,10 +213,14 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
-    updates, epochs = (
+    updates, epochs, layers, width = (
         int(text) if re.fullmatch(r"[1-9]\d{0,9}", text := str(given.get(name, ""))) else 0
-        for name in ("max_update", "max_epoch")
+        for name in ("max_update", "max_epoch", "decoder_layers", "decoder_embed_dim")
     )
+    if arch == DIAL and "lr" in fitting and (width or layers):
+        # Adam's steps do not depend on a gradient's size: in a wider layer, more of them add up
+        # (Yang et al. 2022, table 3).
+        fitting["lr"] = [round(FAST["lr"][0] * dial_width(4) / (width or dial_width(layers)), 6)]
     # A schedule with restarts has periods of its own.
     ends = {*ENDS} & fitting.keys() if "t_mult" not in fitting else set()
     if updates or epochs:

@@ -60,7 +60,8 @@ class SentenceModel(BaseFairseqModel):
                 "transformer_lm or transformer_xl architecture"
             )
         super().__init__()
-        self.cfg = layers.cfg
+        cfg: Any = layers.cfg
+        self.cfg = cfg
         self.skips_parameters = pretrained.skips_parameters
         self.padding_idx = padding_idx
         if isinstance(layers, Decoder):
@@ -72,8 +73,10 @@ class SentenceModel(BaseFairseqModel):
             self._upgrade_decoder = pretrained.upgrade_state_dict
         else:
             self.encoder: Any = nn.ModuleDict({"sentence_encoder": layers})  # as fairseq's checkpoints name it
-        self.width: Any = pretrained.infused_dim if self.is_decoder else self.cfg.encoder_embed_dim
-        head = ClassificationHead(self.width, outputs, dropout, activation_fn)
+        width = pretrained.infused_dim if self.is_decoder else cfg.encoder_embed_dim
+        assert width is not None
+        self.width: int = width
+        head = ClassificationHead(width, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
         # torch rejects names of modules with a dot, or names of a module's own attributes.

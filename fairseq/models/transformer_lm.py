@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
@@ -125,18 +126,27 @@ class TransformerDecoder(Decoder):
         # those in queries and keys start anew with each block.
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
         x = self.embed_scale * self.embed_tokens(tokens if self.first_position else tokens.clamp(min=0))
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
-            x = x + self.embed_positions(tokens.size(1), cache.length if cache else 0).to(x.dtype)
+            of_positions = self.embed_positions(tokens.size(1), cache.length if cache else 0)
+            if document_positions is not None:
+                of_positions = F.embedding(document_positions, of_positions)
+            x = x + of_positions.to(x.dtype)
         if infuse is not None:
             x = infuse(x)
-        x = self._add_notes(x, tokens, cache)
+        x = self._add_notes(x, tokens, cache, document_positions)
         if self.token_shift is not None:
-            x, before = self.token_shift(x, cache.before if cache else None)
+            x, before = self.token_shift(x, cache.before if cache else None, document_positions)
             if cache is not None:
                 cache.before = before
         if self.layernorm_embedding is not None:
@@ -151,6 +161,10 @@ class TransformerDecoder(Decoder):
         if not self.infused or count is None:
             return None
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
+
+    def _document_positions(self, positions: Tensor | None, document_positions: Tensor) -> Tensor | None:
+        # Rotations depend on distances alone.
+        return F.embedding(document_positions, positions) if self.infused and positions is not None else positions
 
     def _visible(self, memory_length: int) -> Causal:
         return Causal(self.cfg.attention_window, {})
@@ -246,6 +260,7 @@ class TransformerLanguageModel(DecoderModel):
         if isinstance(decoder, TransformerDecoder):
             self.cfg = decoder.cfg
             self.infused_dim = decoder.cfg.decoder_embed_dim
+            self.reads_documents = not decoder.memory_length
             self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod

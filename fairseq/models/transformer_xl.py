@@ -100,7 +100,13 @@ class TransformerXLDecoder(Decoder):
         cache.length = self.memory_length
         return cache
 
-    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        cache: KeyValueCache | None = None,
+        infuse: Infuse | None = None,
+        document_positions: Tensor | None = None,
+    ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
         x = self.embed_scale * self.embed_tokens(tokens if self.padding_idx >= 0 else tokens.clamp(min=0))
         if infuse is not None:

@@ -117,6 +117,37 @@ class Causal(Visibility):
 
 
 @dataclass(frozen=True, eq=False)
+class CausalInDocuments(Causal):
+    """Each query reads its own position and those before it that are of its document, of several in
+    a row; there is no memory.
+
+    Attributes:
+        positions: of each token in its document, int64 [B, T].
+    """
+
+    positions: Tensor = field(kw_only=True)
+
+    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        def make() -> Tensor:
+            at = torch.arange(keys, device=device)
+            distance = at[:, None] - at  # (T, T)
+            mask = _in_reach(distance, self.window) & (distance <= self.positions[:, :, None])
+            return mask[:, None]  # (B, 1, T, T)
+
+        return self._shared((device,), make)
+
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+        if not blocks:
+            return self
+        window, positions = self.window, self.positions
+
+        def reads(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return _in_reach(q - k, window) & (q - k <= positions[b, q])
+
+        return replace(self, fused=block_mask(reads, positions.size(0), queries, keys, device))
+
+
+@dataclass(frozen=True, eq=False)
 class Bidirectional(Visibility):
     """Each query reads every key of its row that is not padding.
 
@@ -382,9 +413,9 @@ class SelfAttention(nn.Module):
 class PositionInfusedAttention(SelfAttention):
     """Positions are added to the inputs of queries and keys, not of values (Shortformer, §5).
 
-    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants the table
-    of all its room. The memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached
-    values stay valid as they move back.
+    ``positions`` is the position table of memory and segment, [M + T, C], or without memory one of
+    each row, [B, T, C]; a cache wants the table of all its room. The memory takes positions
+    0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
     """
 
     def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
@@ -402,9 +433,9 @@ class PositionInfusedAttention(SelfAttention):
     def _infuse(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if positions is None:
             raise ValueError("position-infused attention needs the position table of memory and segment")
-        start = positions.size(0) - x.size(1)
+        start = positions.size(-2) - x.size(1)
         past = None if memory is None else memory + positions[:start].to(memory.dtype)
-        return x + positions[start:].to(x.dtype), past
+        return x + positions[..., start:, :].to(x.dtype), past
 
 
 class RotaryAttention(SelfAttention):
@@ -475,9 +506,13 @@ def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CA
 
 
 def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    # The kernel skips the keys that are ahead of a query; a subclass may hide others.
-    causal = visible == CAUSAL
-    bias = None if causal else visible.bias(query.size(2), sum(key.size(2) for key in keys), query.device, query.dtype)
+    # The kernel skips the keys that are ahead of a query; documents hide others.
+    causal = visible == CAUSAL or isinstance(visible, CausalInDocuments)
+    bias = (
+        None
+        if visible == CAUSAL
+        else visible.bias(query.size(2), sum(key.size(2) for key in keys), query.device, query.dtype)
+    )
     return compiled("attention").attention(query, keys, values, bias, dropout_p, causal)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # 2^64 divided by the golden ratio, as a signed number: its products spread pairs over the rows
@@ -41,13 +42,22 @@ class Notes(nn.Module):
         # Zeros: a model begins without notes, and draws no random numbers for them.
         self.table = nn.Embedding(1 + rows, dim, padding_idx=0, sparse=True, _weight=torch.zeros(1 + rows, dim))
 
-    def forward(self, text: Tensor) -> Tensor:
+    def forward(self, text: Tensor, document_positions: Tensor | None = None) -> Tensor:
         """The notes [B, T, C] of the tokens of *text* [B, HISTORY + T] behind the first
-        ``HISTORY``, which are −1 where the segment begins."""
+        ``HISTORY``, which are −1 where the segment begins.
+
+        The first token of a document has none: of several in a row, those with position 0 of
+        *document_positions* [B, T].
+        """
         rows = self.rows_of(text)
+        if document_positions is not None:
+            rows = rows.where(document_positions > 0, 0)
         if self.training and self.dropout:
             rows = rows.masked_fill(torch.rand(rows.shape, device=rows.device) < self.dropout, 0)
-        return self.table(rows)
+        if rows.device.type == "cpu":
+            return self.table(rows)
+        # Row 0 has a gradient of zeros. The host would wait for the size of one without row 0.
+        return F.embedding(rows, self.table.weight, sparse=True).masked_fill((rows == 0)[..., None], 0)
 
     def rows_of(self, text: Tensor) -> Tensor:
         """The rows [B, T] of the same tokens."""

@@ -193,12 +193,15 @@ class TokenShift(nn.Module):
         distances = torch.arange(1, reach + 1)[:, None, None]
         self.weight = nn.Parameter((0.5 / distances).expand(reach, 1, dim).clone())
 
-    def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, before: Tensor | None = None, document_positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return *x* [B, T, C] with the tokens before each, and what the next call needs as
         *before*: [B, R, C].
 
         *before* are the inputs that precede *x*; None: *x* begins a segment, before which all
-        inputs are zero.
+        inputs are zero. So they are before each document where rows hold several, of which
+        *document_positions* [B, T] number the tokens.
         """
         reach, tokens = self.weight.size(0), x.size(1)
         if before is None:
@@ -206,5 +209,8 @@ class TokenShift(nn.Module):
         padded = torch.cat([before.to(x.dtype), x], dim=1)  # (B, R + T, C)
         weight = self.weight.to(x.dtype)
         for i in range(1, reach + 1):
-            x = torch.addcmul(x, padded[:, reach - i : reach - i + tokens], weight[i - 1])
+            shifted = padded[:, reach - i : reach - i + tokens]
+            if document_positions is not None:
+                shifted = shifted * (document_positions >= i)[..., None]
+            x = torch.addcmul(x, shifted, weight[i - 1])
         return x, padded[:, tokens:]

@@ -20,7 +20,7 @@ from fairseq.data.folders import check_split, data_folders, load_dictionary, ope
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.mixture import Mixture, parse_mixture, source_names
 from fairseq.data.samplers import Batching, Sampler
-from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.token_blocks import TokenBlocks, document_positions
 from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -140,8 +140,14 @@ class LanguageModelingTask(FairseqTask):
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
+        corpus = open_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
+        if training and self.cfg.document_mask and not (corpus.sizes == 1).any():
+            raise UserError(
+                f"`document_mask`: {folder}/{split} has no blank lines, which separate documents; preprocess a text "
+                "with them, or leave the flag out"
+            )
         return TokenBlocks(
-            open_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
+            corpus,
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
@@ -166,6 +172,11 @@ class LanguageModelingTask(FairseqTask):
         return mixture
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
+        if self.cfg.document_mask and (self.extensions or not model.reads_documents):
+            raise UserError(
+                "`document_mask`: needs a transformer_lm, gpt2, llama or pythia architecture, no memory, no `notes`; "
+                f"{type(model).__name__} with these settings reads a row as one text; leave the flag out"
+            )
         mode = self.cfg.sample_break_mode
         passage = self.cfg.passage_tokens
         if not (self.reads_streams or model.memory_length > 0):
@@ -186,6 +197,10 @@ class LanguageModelingTask(FairseqTask):
         return batching.streams(len(dataset), length, 0 if passage is None else max(2, passage // length))
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
+        if self.cfg.document_mask:
+            inputs = sample["net_input"]
+            positions = document_positions(inputs["src_tokens"], self.dictionary.eos())
+            sample = {**sample, "net_input": {**inputs, "document_positions": positions}}
         if not training or self.cfg.loss_positions == "full":
             return sample
         # Targets in the second half of each row only (Al-Rfou et al. 2018; Dai et al. 2019, §4.2).

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, cast
 
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import DICTIONARY, LAST
-from fairseq.config.fields import shown
+from fairseq.config.fields import Config, settings_of, shown
 from fairseq.config.settings import RESETS, TrainingSettings
 from fairseq.config.settings_file import OUTPUTS
 from fairseq.system.files import atomic_file
@@ -79,3 +80,25 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
         data = printable("\\n".join(str(settings.data_path).splitlines()))
         content = f"# Settings of a run on {data}; use: --config {path.name}\n{text}"
         file.write(content.encode("utf-8", "backslashreplace"))
+
+
+def commented_settings(settings: TrainingSettings) -> str:
+    """Return a file for ``--config`` with these *settings* and what each of them is; defaults are
+    comments."""
+    import yaml
+
+    parts = [part for part in (*vars(settings).values(), *settings.extensions.values()) if isinstance(part, Config)]
+    helps = {s.name: str(s.metadata["help"]).replace("`", "") for part in parts for s in settings_of(type(part))}
+    chosen, open_ = [], []
+    for name, value in plain_settings(settings).items():
+        if (origin := settings.origins.get(name)) is None:
+            continue
+        line = f"{name}: {yaml.safe_dump(value, allow_unicode=True, default_flow_style=True, width=math.inf)}"
+        line = line.removesuffix("...\n").rstrip() + "\n"
+        comment = f"# {helps[name]}\n" if name in helps else ""
+        if origin == "default":
+            open_.append(f"{comment}# {line}")
+        else:
+            chosen.append(f"{comment}{line.rstrip()}  # {origin}\n")
+    heading = f"# Settings of a run on {printable(str(settings.data_path))}; use: --config FILE\n"
+    return "\n".join([heading, *chosen, "# Defaults: remove the # before a name to change one.\n", *open_])

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fairseq.checkpoint import CheckpointManager
@@ -41,7 +42,7 @@ from fairseq.training.profiler import Profiler, parse_window
 from fairseq.training.saving import Saver
 from fairseq.training.state import Due, Requests, TrainingState
 from fairseq.training.update import update
-from fairseq.training.validation import evaluate, raw_bytes, sample, text_writer
+from fairseq.training.validation import evaluate, raw_sizes, report_of, sample, text_writer
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ SIGNAL = "a signal"
 SHORTEST = 1000
 """Fewest updates between two validations of a long run where the user gives no interval."""
 POINTS, FEWEST, MOST_COST = 5, 100, 0.05
-"""Validations of a run of at least FEWEST updates that is shorter than its epoch, as long as those
-before the last take at most this share of its time."""
+"""Validations of a run of at least FEWEST updates, as long as those before the last take at most
+this share of its time."""
 FORWARD = 1 / 3
 """Time of a token in validation, as a share of one in training."""
 
@@ -200,7 +201,8 @@ class Run:
         window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
         self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
         self.cost = validation_cost(state)
-        self.raw_bytes, self.writer = raw_bytes(state), text_writer(state)
+        self.raw_sizes = raw_sizes(state.validation, state.settings.data_path)
+        self.writer = text_writer(state)
         # Words or tokens, by which milestones are counted.
         self.amount_read = max(
             self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position)
@@ -349,15 +351,12 @@ class Run:
                 started, samples = time.perf_counter(), itertools.islice(batches, steps)
                 with self.log.bar(samples, epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                     meter = evaluate(state, bar)
-                    report = meter.report(state.figures)
+                    report = report_of(meter, state.figures, self.raw_sizes.get(split))
                     if name not in report:
                         # Names of figures may be known only once they were logged.
                         near = nearest(name, list(report))
                         raise UserError(f"`best_checkpoint_metric` {name}: not a figure of validation; {near}")
                     speed = meter.tokens / max(time.perf_counter() - started, 1e-9)
-                    tokens, size = self.raw_bytes.get(split, (0, 0))
-                    if tokens == meter.tokens and "nll_loss" in report:
-                        report["bpb"] = report["nll_loss"] * tokens / size
                     line = validation_line(epoch, state.stage, report, speed) | {"num_updates": state.num_updates}
                     if number == 0:
                         keeps = state.validated(report[name])
@@ -472,8 +471,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
     """Updates between validations within epochs of *epoch_updates*; 0: none.
 
     If the user asks for no interval and epochs do not end more often, a long run is validated and
-    saved ten times, and one that is shorter than an epoch up to five times. *cost* is the time of a
-    validation as a share of an epoch's.
+    saved ten times, and a shorter one up to five times. *cost* is the time of a validation as a
+    share of an epoch's.
     """
     if saving.validate_interval_updates is not None:
         return saving.validate_interval_updates
@@ -481,7 +480,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
         return 0
     updates = cfg.max_update or (cfg.max_epoch or 1) * epoch_updates
     interval = max(SHORTEST, math.ceil(updates / 10))
-    if FEWEST <= updates <= epoch_updates and not cfg.stages:
+    # Whoever counts epochs expects a validation after each.
+    if updates >= FEWEST and not cfg.stages and cfg.max_epoch < 2:
         affordable = 1 + MOST_COST * updates / epoch_updates / cost if cost else POINTS
         interval = min(interval, math.ceil(updates / min(POINTS, int(affordable))))
     return interval if interval < min(updates, epoch_updates) else 0
@@ -490,8 +490,8 @@ def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch
 def validation_cost(state: TrainingState) -> float:
     """The time of a validation, by its tokens, as a share of that of an epoch; 0 where datasets
     have no sizes."""
-    tokens = [getattr(batches.dataset, "sizes", None) for batches in (state.batches, *state.validation.values())]
-    if any(sizes is None or not len(sizes) for sizes in tokens):
-        return 0.0
-    train, *valid = (int(sizes.sum()) for sizes in tokens)
-    return FORWARD * sum(valid) / train
+    train, *valid = (
+        int(getattr(batches.dataset, "sizes", np.empty(0)).sum())
+        for batches in (state.batches, *state.validation.values())
+    )
+    return FORWARD * sum(valid) / train if train else 0.0

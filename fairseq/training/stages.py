@@ -121,8 +121,9 @@ def _check_rates(settings: TrainingSettings) -> None:
 def _memory(settings: TrainingSettings, tokens: int, longest: int) -> dict[str, object]:
     """Settings with which the model remembers *tokens*, at most the *longest* of a stage; without
     memory its blocks are shuffled, not passages."""
-    if longest and settings.flat.get("mixture"):
-        raise UserError("`stages`: `mixture` has no rows that continue; leave +MEMORY out")
+    for name in ("mixture", "document_mask"):
+        if longest and settings.flat.get(name):
+            raise UserError(f"`stages`: a memory cannot be used with `{name}`; leave +MEMORY out")
     found = settings.model.with_memory(tokens, longest) if isinstance(settings.model, ModelConfig) else None
     if found is None:
         raise UserError(

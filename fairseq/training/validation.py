@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders
+from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.inference import Search, generator_of, stream
 from fairseq.inference.reader import Reader
 from fairseq.inference.text import never_written
-from fairseq.logging.figures import Meter, NamedSums
+from fairseq.logging.figures import Figure, Meter, NamedSums
 from fairseq.modules.precision import Precision
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.dictionary_digest import dictionary_of
@@ -60,20 +61,30 @@ def validate(
     return meter
 
 
-def raw_bytes(state: TrainingState) -> dict[str, tuple[int, int]]:
-    """Return, for each validation split of raw text, its tokens and the bytes of the text.
+def raw_sizes(validation: Mapping[str, EpochIterator], data_path: str) -> dict[str, tuple[int, int]]:
+    """Return, for each split of *validation* that was made from raw text, its tokens and the bytes
+    of the text.
 
     Raises:
         UserError: a file of counts is damaged.
     """
     found = {}
-    for split, batches in state.validation.items():
+    for split, batches in validation.items():
         corpus = getattr(batches.dataset, "corpus", None)
-        counts = load_counts(data_folders(state.settings.data_path)[0] / split) if corpus is not None else None
+        counts = load_counts(data_folders(data_path)[0] / split) if corpus is not None else None
         # A split that was made again by another program has other lines than its counts.
         if corpus is not None and counts is not None and counts.lines == len(corpus.sizes):
             found[split] = len(corpus.tokens), counts.bytes
     return found
+
+
+def report_of(meter: Meter, figures: Mapping[str, Figure], raw_size: tuple[int, int] | None) -> dict[str, float]:
+    """Return the *figures* of a validation; where all tokens of a split of raw text were read, also
+    bits per byte, ``bpb``."""
+    report = meter.report(figures)
+    if raw_size is not None and meter.tokens == raw_size[0] and "nll_loss" in report:
+        report["bpb"] = report["nll_loss"] * meter.tokens / raw_size[1]
+    return report
 
 
 def text_writer(state: TrainingState) -> TextReader | None:

@@ -22,7 +22,7 @@ PROGRAMS = {
     "fairseq-harness": harness,
     "fairseq-validate": validate,
 }
-OWN = ("own", "checkpoints", "bert")  # models that this test makes; others are of recipes
+OWN = ("own", "checkpoints", "bert", "seed1")  # models that this test makes; others are of recipes
 PAIR = '{"sentence_good": "the cat sat", "sentence_bad": "the cat sat the", "UID": "agreement"}\n'
 
 
@@ -48,12 +48,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs.train(home / "bert", encoder, "--tokens-per-sample 16 --max-tokens 64 --lr 0.01 --log-format json")
     for model in ("own", "bert"):
         shutil.copy(runs.DATA / "dict.txt", home / model)
-    shutil.copytree(home / "own", home / "checkpoints")
+    for copy in ("checkpoints", "seed1/model", "seed2/model", "seed3/model"):
+        shutil.copytree(home / "own", home / copy)
     shutil.copytree(runs.DATA, home / "data-bin")
-    for name in ("test.txt", "vocab.txt"):
+    for name in ("test.txt", "vocab.txt", "stimuli.txt"):
         (home / name).write_text("the cat sat\non the mat\n")
     (home / "blimp" / "data").mkdir(parents=True)
-    for path in (home / "blimp" / "data" / "agreement.jsonl", home / "blimp.jsonl"):
+    for path in (home / "blimp" / "data" / "agreement.jsonl", home / "blimp.jsonl", home / "pairs.jsonl"):
         path.write_text(PAIR)
     (home / "tasks").mkdir()
     return home
@@ -96,3 +97,17 @@ def test_pairs_and_help_need_no_evaluation_harness(
     with pytest.raises(SystemExit) as stop:
         harness.cli_main()
     assert stop.value.code == 0 and "--pairs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["evaluation", "experiment", "first-model", "generation"])
+def test_the_python_of_a_page_runs(
+    page: str, home: Path, library: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    text = (runs.ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        if "transformers" not in code:
+            exec(code, names)
+    assert len(capsys.readouterr().out.splitlines()) > 1
+    assert "harness_model" not in text or names["results"]["results"]["lambada_openai"]["total,none"] < 0

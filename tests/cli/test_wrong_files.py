@@ -41,6 +41,7 @@ LINES = {
     "dictionary": ("text", f"preprocess --only-source --trainpref {__file__} --srcdict BAD --destdir out"),
     "tokenize": ("text", "BAD --tokenizer space"),
     "symbols": ("missing", "corpus symbols BAD out --kind bytes"),
+    "compare": ("text", f"BAD {runs.DATA} --updates 1 --out out"),
     "curves": ("text", "analyze curves BAD --results-path out.png"),
     "pairs": ("text", f"harness {CHECKPOINT} --data {runs.DATA} --cpu --pairs BAD"),
     "known_words": ("text", f"harness {CHECKPOINT} --data {runs.DATA} --cpu --pairs {PAIRS} --known-words BAD"),

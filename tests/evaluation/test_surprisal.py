@@ -108,3 +108,40 @@ def test_rows_of_json_lines_are_documents_of_several_lines(tmp_path: Path) -> No
         *((1, "=", 0), (1, "=", 2), (1, "</s>", 3), (1, "=", 4), (1, "x", 6), (1, "</s>", 7)),
         *((2, "=", 0), (2, "</s>", 1)),
     ]
+
+
+def test_texts_that_are_read_in_blocks_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    overrides = {"tokens_per_sample": 4}
+    for name, found in (("baseline", ["1 text of more than 4 tokens"]), ("shortformer_stage2", [])):
+        caplog.clear()
+        LanguageModel.from_pretrained(runs.GOLDEN / f"{name}.pt", runs.DATA, overrides=overrides).surprisal(
+            ["= = =", "= = = ="]
+        )
+        lines = [record.getMessage() for record in caplog.records if "read in blocks" in record.getMessage()]
+        assert [line.partition(":")[0] for line in lines] == found
+
+
+ODD = [
+    "ﬁne ½\u00a0the",
+    "a <unk> b<unk>c",
+    "𝄞 é e\u0301 the\r\nlow\r\rend",
+    "“stop” -- co-op @-@ U.S.A.",
+    "low\u200b \ufeffx",
+    "語the\x85low",
+]
+
+
+@pytest.mark.parametrize("kind", [None, "subword_nmt", "sentencepiece", "gpt2", "wordpiece", "byte", "metaspace"])
+@pytest.mark.parametrize("reads_lines", [False, True])
+def test_every_token_belongs_to_one_row_and_every_word_has_its_characters(kind: str | None, reads_lines: bool) -> None:
+    dictionary = Dictionary()
+    dictionary.nspecial = 0 if reads_lines else dictionary.nspecial  # as of a model from elsewhere
+    reader = TextReader(dictionary, None if kind is None else Tokenizer(None, encodings()[kind]))
+    corpus = reader.documents(ODD)
+    lprobs = -np.random.default_rng(0).random(len(corpus.tokens)).astype(np.float32)
+    found = list(surprisals(reader, ODD, Scores(corpus.tokens, lprobs, corpus.offsets)))
+    rows = [row for text in found for row in text]
+    assert sum(row.tokens for row in rows) == len(lprobs)
+    assert sum(row.surprisal for row in rows) == pytest.approx(-lprobs.sum(dtype=np.float64) / math.log(2))
+    for text, words in zip(ODD, found, strict=True):
+        assert [text[row.start : row.end] for row in words if row.word != "</s>"] == text.split()

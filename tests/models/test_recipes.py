@@ -324,3 +324,25 @@ def test_help_shows_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimizer, see --help-all (default: adam)" in text
     assert "learning-rate schedule, see --help-all (default: cosine)" in text
     assert "(default: 0.25)" in text.split("--clip-norm")[1][:80] and "Adam (adam):" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "width", "heads", "rate"),
+    [
+        ("", 256, 4, 0.004),
+        ("--decoder-layers 2", 128, 2, 0.008),
+        ("--decoder-layers 6", 384, 6, 0.002667),
+        ("--decoder-layers 6 --decoder-embed-dim 128", 128, 2, 0.008),
+        ("--decoder-layers 6 --lr 0.1", 384, 6, 0.1),
+    ],
+)
+def test_sizes_and_rate_of_the_fast_recipe_follow_its_layers(flags: str, width: int, heads: int, rate: float) -> None:
+    args = runs.arguments("--arch transformer_lm_fast", flags)
+    sizes = (args.decoder_input_dim, args.decoder_output_dim, args.decoder_ffn_embed_dim // 4)
+    assert {args.decoder_embed_dim, *sizes} == {width}
+    assert (args.decoder_attention_heads, args.lr) == (heads, [rate])
+
+
+def test_four_layers_of_the_fast_recipe_are_the_demo() -> None:
+    dial, demo = (vars(runs.arguments(f"--arch transformer_lm_fast{name}")) for name in ("", "_demo"))
+    assert {**dial, "arch": demo["arch"]} == demo

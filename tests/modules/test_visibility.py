@@ -23,6 +23,7 @@ from fairseq.modules.attention import (
     CAUSAL,
     Bidirectional,
     Causal,
+    CausalInDocuments,
     PositionInfusedAttention,
     SelfAttention,
     Visibility,
@@ -32,12 +33,14 @@ from fairseq.modules.relative_attention import RelativeAttention, RelativePositi
 from fairseq.modules.transformer_layer import TransformerLayer
 
 PADDING = torch.tensor([[False] * 7, [False] * 4 + [True] * 3, [True] * 7])  # the last row is padding only
+DOCUMENTS = torch.tensor([[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [0, 0, 1, 2, 3, 0, 1]])
 VISIBLE = {
     "causal": CAUSAL,
     "window": Causal(3),
     "bidirectional": Bidirectional(),
     "padded": Bidirectional(PADDING),
 }
+FLEXIBLE = [Causal(3), Bidirectional(PADDING), CausalInDocuments(3, positions=DOCUMENTS)]
 KINDS = pytest.mark.parametrize("visible", VISIBLE.values(), ids=VISIBLE)
 PATHS = {
     "float32": (torch.float32, 0.0, 1e-6),
@@ -52,7 +55,8 @@ def sees(visible: Visibility, row: int, query: int, key: int, ahead: int) -> boo
     """Whether *query* reads *key*; *ahead* keys stand before the first query."""
     if isinstance(visible, Causal):
         distance = ahead + query - key
-        return distance >= 0 and (visible.window is None or distance < visible.window)
+        inside = not isinstance(visible, CausalInDocuments) or distance <= int(visible.positions[row, query])
+        return inside and distance >= 0 and (visible.window is None or distance < visible.window)
     assert isinstance(visible, Bidirectional)
     return visible.padding is None or bool(visible.padding[row].all()) or not bool(visible.padding[row, key])
 
@@ -96,6 +100,19 @@ def test_attention_reads_the_visible_keys_in_every_path(
         theirs = torch.autograd.grad((wanted * weights).sum(), (query, key, value))
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, atol=3 * tolerance, rtol=3 * tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("path", PATHS)
+def test_documents_of_a_row_are_apart_in_every_path(path: str, window: int | None) -> None:
+    dtype, dropout_p, tolerance = PATHS[path]
+    tensors = inputs(7, dtype)
+    visible = CausalInDocuments(window, {}, positions=DOCUMENTS)
+    results = []
+    for found in (attend(tensors[0], [tensors[1]], [tensors[2]], visible, dropout_p), naive(*tensors, visible)):
+        results.append([found, *torch.autograd.grad(found.double().square().sum(), tensors)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=5 * tolerance, rtol=5 * tolerance)
 
 
 @KINDS
@@ -207,16 +224,17 @@ def test_on_gpus_a_segment_after_memory_is_causal_by_torch_s_own_bias(
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("visible", [Causal(3), Bidirectional(PADDING)], ids=["window", "padded"])
+@pytest.mark.parametrize("visible", FLEXIBLE, ids=["window", "padded", "documents"])
 def test_on_gpus_flex_attention_reads_the_visible_keys(
     monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]], visible: Visibility, groups: int
 ) -> None:
     """Computed on the CPU, where torch refuses to compute its gradient."""
     monkeypatch.setattr(attention_module, "_compiled_flex_attention", lambda: flex.flex_attention)
     monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
-    query, key, value = inputs(4)
+    queries = 7 if isinstance(visible, CausalInDocuments) else 4
+    query, key, value = inputs(queries)
     shared = [x[:, :groups].detach().requires_grad_() for x in (key, value)]
-    prepared = visible.prepare(4, 7, query.device, blocks=True)
+    prepared = visible.prepare(queries, 7, query.device, blocks=True)
     results = []
     for found in (
         attend(query, [shared[0]], [shared[1]], prepared),

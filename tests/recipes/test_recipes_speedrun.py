@@ -29,6 +29,7 @@ def test_warm_up_and_decay_are_shares_of_the_updates(updates: int) -> None:
     args = options.parse_args_and_arch(get_training_parser(), shlex.split(line)[2:])
     settings = training_settings(args)
     assert settings.optimization.max_update == updates and args.adam_betas == [0.9, 0.99]
+    assert args.distributed_world_size == 1, "so many tokens an update"
     assert (args.warmup_updates, args.decay_updates) == (updates // 20, updates * 7 // 10)
     assert (args.tokens_per_sample, args.token_shift, args.zero_init_residual, args.qk_norm) == (64, 2, True, False)
 

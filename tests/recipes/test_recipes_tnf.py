@@ -90,6 +90,13 @@ def test_preparing_prints_a_download_for_each_task_and_names_those_without() -> 
     assert result.returncode == 2 and "MRPC cannot be downloaded; put its train.tsv" in result.stderr
 
 
+@pytest.mark.parametrize(("gpus", "passes"), [(1, 8), (4, 2), (8, 1), (16, 1)])
+def test_any_number_of_gpus_reads_the_same_batches(gpus: int, passes: int) -> None:
+    (args,) = commands(run("pretrain-bert.sh", DRY_RUN=1, GPUS=gpus, PRECISION="fp32"), "train.py")
+    assert (args.distributed_world_size, args.update_freq) == (gpus, [passes])
+    assert args.batch_size * args.update_freq[0] * gpus == 256
+
+
 def test_few_updates_shorten_the_warm_up() -> None:
     for updates, warmup in ((50, 5), (5000, 500), (200_000, 10_000), (1_000_000, 10_000)):
         (args,) = commands(run("pretrain-bert.sh", DRY_RUN=1, UPDATES=updates, PRECISION="fp32"), "train.py")
@@ -103,7 +110,13 @@ def test_wrong_variables_are_one_line() -> None:
         ("finetune-glue.sh", {"PRECISION": "fp8"}, "PRECISION=fp8: choose"),
         ("prepare-corpus.sh", {}, "TRAIN, VALID: name"),
         ("pretrain-bert.sh", {"SIZE": "huge"}, "SIZE=huge: choose"),
-        ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
+        (
+            "pretrain-bert.sh",
+            {"GPUS": "3"},
+            "GPUS=3: the 256 rows of an update cannot be divided by it; choose",
+        ),
+        ("pretrain-bert.sh", {"GPUS": "8", "UPDATE_FREQ": "3"}, "UPDATE_FREQ=3: each GPU has 32 rows"),
+        ("finetune-glue.sh", {"GPUS": "3"}, "GPUS=3: the 32 rows of an update"),
         ("pretrain-bert.sh", {"KEEP_EVERY": "15000"}, "KEEP_EVERY=15000: must be a multiple of 10000"),
         ("glue-over-updates.sh", {"MODELS": "nothing"}, "MODELS, EVERY: no nothing/checkpoint_*_100000.pt"),
         ("compare-notes.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
@@ -181,6 +194,7 @@ def test_a_comparison_differs_in_notes_and_seeds_only(model: str, criterion: str
     assert [(each.arch, each.seed) for each in trained] == [
         (f"{name}_tiny", seed) for seed in (1, 2) for name in (model, f"tnf_{model}")
     ]
+    assert {each.distributed_world_size for each in trained} == {1}, "so many tokens an update"
     assert {each.criterion for each in trained} == {criterion} and trained[0].stages == "32:2500,128:6400"
     different = {name for name in vars(trained[0]) for each in trained if vars(each)[name] != vars(trained[0])[name]}
     assert different <= {"arch", "seed", "save_dir", "metrics_file"}
@@ -215,6 +229,7 @@ def test_the_models_of_documentation_read_notes_for_three_fifths_of_the_updates(
     result = run("documentation.sh", DRY_RUN=1, MODEL=model, SEEDS="1", UPDATES=100)
     trained = commands(result, "train.py")
     assert [each.max_update for each in trained] == [60, 100] * 3
+    assert {each.distributed_world_size for each in trained} == {1}, "so many tokens an update"
     assert [getattr(each, "note_until", None) for each in trained] == [None, None, None, 60, None, 60]
     assert trained[-1].note_form == "literal" and {each.arch for each in trained[2:]} == {arch}
     (corpus,) = commands(result, "preprocess.py")

@@ -26,8 +26,8 @@ from fairseq_cli.preprocess import get_preprocessing_parser
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"
 VARIABLES = (
-    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "BATCH_CHUNK", "GPUS", "PRECISION", "GEN_SUBSET",
-    "SYSTEM", "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
+    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "BATCH_CHUNK", "GPUS", "ROWS", "CUDA_VISIBLE_DEVICES",
+    "PRECISION", "GEN_SUBSET", "SYSTEM", "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
 )  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
 
@@ -163,11 +163,15 @@ def test_an_unknown_system_is_refused_in_one_line(recipe: str) -> None:
 
 
 def test_the_readmes_flags_turn_a_script_into_the_tensorflow_one() -> None:
-    rows = re.findall(r"^\| `([\w-]+)\.sh` \| `(-[^`]*)` \|$", (RECIPES / "README.md").read_text(), re.MULTILINE)
-    flags = dict(rows)
+    table = r"^\| `([\w-]+)\.sh` \| `(-[^`]*)` \| (\d*)"
+    found = re.findall(table, (RECIPES / "README.md").read_text(), re.MULTILINE)
+    flags = {recipe: (extra, rows) for recipe, extra, rows in found}
     assert flags.keys() == AUTHORS.keys() - {"ptb", "enwik8-medium"}
-    for recipe, extra in flags.items():
-        here, there = (parsed(printed(run(recipe, DRY_RUN=1, EXTRA=more))[0]) for more in ("", extra))
+    for recipe, (extra, rows) in flags.items():
+        here, there = (
+            parsed(printed(run(recipe, DRY_RUN=1, **more))[0]) for more in ({}, {"EXTRA": extra, "ROWS": rows})
+        )
+        assert there.batch_size == int(rows or AUTHORS[recipe].rows)
         assert here.max_lr == 0.00025 and there.max_lr == (0.0001 if recipe == "lm1b-large" else 0.00025)
         assert there.lr[0] == pytest.approx(there.max_lr * (0.01 if recipe.endswith("large") else 0.004))
         assert there.untie_r == AUTHORS[recipe].words
@@ -195,6 +199,33 @@ def test_a_batch_can_be_cut_into_pieces(recipe: str, chunks: int, gpus: int, row
     args = parsed(printed(run(recipe, DRY_RUN=1, BATCH_CHUNK=chunks, GPUS=gpus))[0])
     assert (args.batch_size, args.batch_chunk, args.distributed_world_size) == (rows, chunks, gpus)
     assert args.update_freq == [1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count", "visible", "gpus"),
+    [("enwik8-large", 8, None, 8), ("wiki103-base", 8, None, 6), ("enwik8-base", 4, "1,3", 2), ("ptb", 8, "", 1)],
+)
+def test_all_gpus_share_the_rows_or_as_many_as_divide_them(
+    recipe: str, count: int, visible: str | None, gpus: int, tmp_path: Path
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {number}: a GPU'\n" for number in range(count)))
+    smi.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | (
+        {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    )
+    result = run(recipe, DRY_RUN=1, **variables)
+    args = parsed(printed(result)[0])
+    assert (args.distributed_world_size, args.batch_size) == (gpus, AUTHORS[recipe].rows // gpus)
+    assert result.stderr == ("" if gpus != 6 else "8 GPUs do not divide the 60 rows of an update; 6 of them train\n")
+
+
+def test_a_number_of_gpus_that_does_not_divide_the_rows_is_told_those_that_do() -> None:
+    result = run("ptb", DRY_RUN=1, GPUS=8)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith("cannot be divided by it; choose one of 1 2 4 5 10 20\n")
+    args = parsed(printed(run("ptb", DRY_RUN=1, GPUS=8, ROWS=24))[0])
+    assert (args.distributed_world_size, args.batch_size) == (8, 3)
 
 
 @pytest.mark.parametrize("variable, value", [("GPUS", "7"), ("BATCH_CHUNK", "x"), ("GPUS", "0"), ("PRECISION", "fp8")])

@@ -4,6 +4,7 @@ again when stopped."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -30,6 +31,16 @@ def test_dry_run_prints_a_command_that_is_understood() -> None:
     assert before == "srun --kill-on-bad-exit=1 python "
     args = options.parse_args_and_arch(get_training_parser(), shlex.split(flags))
     assert (args.data, args.lr) == ("my data", [0.1])
+
+
+def test_the_readmes_jobs_of_two_stages_are_understood() -> None:
+    readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+    jobs = re.findall(r"sbatch .*train\.sbatch (data-bin/wikitext-103 [^)\n]*)", readme)
+    whole, first, second = (
+        options.parse_args_and_arch(get_training_parser(), shlex.split(job.replace("…", ""))) for job in jobs
+    )
+    assert whole.stages == "128:140100,512:286000"
+    assert second.continue_once == f"{first.save_dir}/checkpoint100.pt" and second.restore_file == "checkpoint_last.pt"
 
 
 @pytest.mark.parametrize(

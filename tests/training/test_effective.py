@@ -76,3 +76,16 @@ def test_a_folder_whose_name_has_a_line_end_or_is_not_utf8_leaves_a_file_that_is
     settings = settings_of("--seed", "7", "--save-dir", tmp_path / "odd\n\udcff")
     effective.write_settings(replace(settings, data_path="two\nlines: [\udcff"), file)
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["seed"] == 7
+
+
+def test_printed_settings_are_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:
+    flags = "--arch transformer_lm_fast_tiny --lr 0.002,0.001 --validate-every 7u --wandb-project a#b --cpu"
+    settings = training_settings(runs.arguments(flags, "--save-dir", tmp_path))
+    text = effective.commented_settings(settings)
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    again = training_settings(runs.arguments("--config", tmp_path / "mine.yaml"))
+    assert effective.plain_settings(again) == effective.plain_settings(settings)
+    assert "# maximum gradient norm (0: no clipping)\nclip_norm: 0.25  # recipe of transformer_lm_fast_tiny\n" in text
+    assert "# random seed\n# seed: 1\n" in text
+    named = {line.removeprefix("# ").partition(":")[0] for line in text.splitlines()}
+    assert effective.plain_settings(settings).keys() & settings.origins.keys() <= named

@@ -116,11 +116,14 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
         ("--max-update 100000 --validate-interval-updates 7", 50_000, 1, 7),
         ("--max-update 100000 --save-interval-updates 7", 50_000, 1, 0),
         ("--max-update 100000 --save-interval-words 7K", 50_000, 1, 0),
-        # Runs that are shorter than an epoch: five, or as many as 5 % of their time allow.
+        # Short runs: five, or as many as 5 % of their time allow.
         ("--max-update 560", 1100, 0.001, 112),
         ("--max-update 560", 1100, 0.01, 187),
         ("--max-update 560", 1100, 0.03, 0),
-        ("--max-update 560", 500, 0.001, 0),
+        ("--max-update 560", 500, 0.001, 112),
+        ("--max-update 560", 112, 0.001, 0),  # epochs end as often
+        ("--max-epoch 3", 300, 0.001, 0),
+        ("--max-update 560 --stages 64:560", 1100, 0.001, 0),
         ("--max-update 99", 1100, 0.001, 0),
         ("--max-update 560 --validate-interval 2 --validate-interval-updates 0", 1100, 0.001, 0),
         ("", 500, 0.001, 100),

@@ -10,6 +10,13 @@ import pytest
 import runs
 from evaluations import evaluate
 
+from fairseq.config import options
+from fairseq.config.settings import training_settings
+from fairseq.distributed import World
+from fairseq.training.build import build_state
+from fairseq.training.validation import text_writer
+from fairseq_cli import validate
+
 WORDS = (runs.GOLDEN / "text" / "valid.txt").read_text(encoding="utf-8").split()
 SIZES = "--cpu --tokens-per-sample 16 --batch-size 16 --max-update 4 --validate-interval-updates 2 --seed 3"
 BANDS = "--adaptive-input-cutoff 50,100 --adaptive-softmax-cutoff 50,100"
@@ -29,6 +36,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def written(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("sample after update")]
+
+
+def validate_again(path: Path, data: Path) -> list[dict[str, float]]:
+    """What ``fairseq-validate`` measures of each split."""
+    parser = validate.get_validation_parser()
+    args = options.parse_args_and_arch(parser, [str(data), "--path", str(path), "--cpu"], task_defaults=False)
+    return list(validate.main(args)[str(path)].values())
 
 
 @pytest.mark.parametrize(
@@ -72,5 +86,22 @@ def test_bits_per_byte_of_a_validation_are_those_of_the_evaluated_text(data: Pat
     assert figures["raw_bytes"] == text.stat().st_size
     assert last["bpb"] == pytest.approx(figures["bits_per_byte"], rel=1e-5)
     assert last["bpb"] == pytest.approx(last["nll_loss"] * figures["tokens"] / text.stat().st_size)
+    (validated,) = validate_again(tmp_path / "checkpoint_last.pt", data)
+    assert validated["bpb"] == pytest.approx(last["bpb"], rel=1e-6)
     part = runs.summaries(runs.train(tmp_path / "part", flags, "--max-valid-steps 1", data=data), "valid")
     assert all("bpb" not in line for line in part), "bytes are those of the whole text"
+
+
+@pytest.mark.parametrize("case", ["rank 1", "--ddp-backend fully_sharded", "--compile", "--no-sample", "no tokenizer"])
+def test_only_one_process_with_whole_weights_writes_text(case: str, data: Path, tmp_path: Path) -> None:
+    flags = case if case.startswith("--") else ""
+    folder = runs.DATA if case == "no tokenizer" else data
+    splits = "--train-subset valid --valid-subset test" if case == "no tokenizer" else ""
+    arch = "llama_tiny"
+    args = runs.arguments(f"--arch {arch} {SIZES} {splits} --save-dir {tmp_path}", data=folder)
+    state = build_state(training_settings(args), World())
+    assert (text_writer(state) is None) == (case == "no tokenizer")
+    others = training_settings(runs.arguments(f"--arch {arch} {SIZES} {splits} {flags}", data=folder))
+    state.settings = others
+    state.world = World(1, 2) if case == "rank 1" else state.world
+    assert text_writer(state) is None

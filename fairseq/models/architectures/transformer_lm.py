@@ -51,6 +51,15 @@ def _width(settings: Defaults) -> int:
     return settings["decoder_embed_dim"]
 
 
+def _dial_width(settings: Defaults) -> int:
+    return settings.get("decoder_embed_dim") or dial_width(settings["decoder_layers"])
+
+
+def dial_width(layers: int) -> int:
+    """The width of ``transformer_lm_fast`` with so many layers."""
+    return 64 * layers
+
+
 def _sizes(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str, object]:
     sizes = {"decoder_layers": layers, "decoder_embed_dim": dim, "decoder_attention_heads": heads}
     return {**sizes, "decoder_ffn_embed_dim": ffn or 4 * dim}
@@ -173,6 +182,13 @@ FAST: Defaults = {  # benchmarks/results/README.md, "Time to a perplexity"
     "activation_fn": "relu_squared",
     "embed_init_std": 0.02,
 }
+DIAL: Defaults = {  # one number, the layers, and the sizes that follow; 4 layers are those of the demo
+    "decoder_embed_dim": lambda settings: _dial_width(settings),
+    "decoder_input_dim": lambda settings: _dial_width(settings),
+    "decoder_output_dim": lambda settings: _dial_width(settings),
+    "decoder_ffn_embed_dim": lambda settings: 4 * _dial_width(settings),
+    "decoder_attention_heads": lambda settings: max(1, _dial_width(settings) // 64),
+}
 NOTES: Defaults = {"ngram_notes": 64000}  # benchmarks/results/small.md, "Notes of pairs"
 DEMO = _small(4, 256, [1000, 4000])  # for a corpus of a million words and a CPU
 TINY = _small(2, 64, [200, 600])  # for tests
@@ -219,6 +235,7 @@ TRANSFORMER_LM: dict[str, Defaults] = {
     "transformer_lm_gpt3_175": _gpt3(96, 12288, 96),
     "transformer_lm_demo": DEMO,
     "transformer_lm_tiny": TINY,
+    "transformer_lm_fast": {**DEMO, **FAST, **NOTES, **DIAL},
     "transformer_lm_fast_wiki103": {**WIKI103, **FAST},
     "transformer_lm_fast_demo": {**DEMO, **FAST, **NOTES},
     "transformer_lm_fast_tiny": {**TINY, **FAST},
