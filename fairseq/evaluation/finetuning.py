@@ -26,6 +26,7 @@ from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.config.shared import BlockConfig
 from fairseq.data.folders import data_folders, load_dictionary
+from fairseq.data.sentence_folders import input_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
@@ -79,8 +80,9 @@ def finetune(
         raise UserError(f"`path` {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     stored, parameters = finished(state["args"], state["model"])
     if stored.get("add_bos_token") and task_cfg.init_token is None:
-        folder = task_cfg.data_bin or data_folders(data)[0]
-        task_cfg = dataclasses.replace(task_cfg, init_token=load_dictionary(folder).begin())
+        folder = data_folders(data)[0]
+        dictionary = load_dictionary(next(iter(input_folders(folder)), task_cfg.data_bin or folder))
+        task_cfg = dataclasses.replace(task_cfg, init_token=dictionary.begin())
     sweep = Sweep(cfg, task_cfg, common, processes, data, stored, training_parser)
     task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)

@@ -261,7 +261,8 @@ def _arguments(
     check_supported(model.unread(args), path)
     args = ARCHITECTURES[arch].complete(args)
     _check_memory_settings(arch, flags)
-    if flags.get("task") == DEFAULT_TASK and ("mask_prob" in stored or not model.predicts_next_token):
+    is_other = "mask_prob" in stored or stored.get("task") == "sentence_prediction" or not model.predicts_next_token
+    if flags.get("task") == DEFAULT_TASK and is_other:
         # The default of most commands, which is for language models.
         flags = {name: value for name, value in flags.items() if name != "task"}
     # A classifier's dictionary may be next to its checkpoint.

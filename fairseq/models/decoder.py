@@ -20,6 +20,8 @@ from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.rules import ByteLevelWords
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +115,10 @@ class Decoder(nn.Module):
         visible = self.layers[0].self_attn.prepare(visible, tokens, keys, x.device)  # type: ignore
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
-        # A step of one token is faster uncompiled,
-        # and its changing offsets would make graph after graph.
-        uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
             x = self._layer_input(i, x, src_tokens)
             old = memory[i] if memory is not None else None
-            x, new = (layer.forward if uncompiled else layer)(
+            x, new = layer(
                 x,
                 memory=old,
                 positions=positions,
@@ -189,7 +188,12 @@ class Decoder(nn.Module):
         continues, is_continued = word_parts(dictionary, word_rule(dictionary))
         if not (continues.any() or is_continued.any()):
             logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
-        parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
+        # Punctuation is no part of a word: words before a comma would take rows of their own.
+        space = ByteLevelWords.mark  # a letter
+        texts = (symbol.replace(space, "") for symbol in readable_symbols(dictionary))
+        letters = np.array([any(map(str.isalnum, text)) for text in texts])
+        stands_alone = special_symbols(dictionary) | ~letters
+        parts = np.where(stands_alone, STANDS_ALONE, CONTINUES * continues + IS_CONTINUED * is_continued)
         self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:

@@ -322,7 +322,7 @@ def test_an_export_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest
 def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
     path = classifier(tmp_path, "--arch electra_tiny --encoder-input-dim 8")
     args = SimpleNamespace(source=str(path), data=None, out=str(tmp_path / "out"), target_format="hf")
-    args.__dict__.update(half="discriminator", results=None, revisions=False)
+    args.__dict__.update(half="discriminator", results=None, revisions=False, push=None)
     with user_error("--pooler-activation-fn tanh and embeddings of width 8 .*-fn gelu"):
         export_model.main(args)  # type: ignore[arg-type]
     args.half = "generator"

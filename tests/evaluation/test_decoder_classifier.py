@@ -14,6 +14,7 @@ from sentences import separable, write_dictionary, write_tsv
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.evaluation.classifier import SentenceClassifier
+from fairseq.hub import LanguageModel
 from fairseq.models.loading import stored_parameters, stored_settings
 from fairseq.models.sentence import SentenceModel
 from fairseq.tasks import setup_task
@@ -79,6 +80,8 @@ def test_a_decoder_is_fine_tuned_and_classifies_with_the_commands_of_encoders(
     batch = classifier.task.rows([("w0",), ("w1 " * 40,)], [None] * 2, "").batch(torch.arange(2).numpy())
     assert batch["net_input"]["src_tokens"][:, 0].tolist() == [0, 0], "as with --add-bos-token in pre-training"
     assert batch["net_input"]["src_tokens"].shape == (2, 16)
+    with user_error("SentenceModel .*does not predict the next token"):
+        LanguageModel.from_pretrained(best)
     with user_error(f"{best}: no class of transformers has this head"):
         export_model.main(
             options.parse_args_and_arch(get_export_parser(), runs.words(best, "--to hf --out", tmp_path / "hf"))
