@@ -20,6 +20,8 @@ from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.rules import ByteLevelWords
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +191,12 @@ class Decoder(nn.Module):
         continues, is_continued = word_parts(dictionary, word_rule(dictionary))
         if not (continues.any() or is_continued.any()):
             logger.warning("`word_notes` have no effect: the dictionary's symbols are whole words")
-        parts = CONTINUES * continues + IS_CONTINUED * is_continued + STANDS_ALONE * special_symbols(dictionary)
+        # Punctuation is no part of a word: words before a comma would take rows of their own.
+        space = ByteLevelWords.mark  # a letter
+        texts = (symbol.replace(space, "") for symbol in readable_symbols(dictionary))
+        letters = np.array([any(map(str.isalnum, text)) for text in texts])
+        stands_alone = special_symbols(dictionary) | ~letters
+        parts = np.where(stands_alone, STANDS_ALONE, CONTINUES * continues + IS_CONTINUED * is_continued)
         self.word_notes.parts.copy_(torch.from_numpy(parts.astype(np.uint8)))
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:

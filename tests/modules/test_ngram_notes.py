@@ -9,8 +9,11 @@ import runs
 import torch
 from mistakes import user_error
 
+from fairseq.config import fields
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
 from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS_ALONE, NGramNotes, WordNotes
 from fairseq.optim.adam import Adam, FairseqAdam
+from fairseq.text.dictionary import Dictionary
 
 WORDS, PADDING = 30, 1
 MULTIPLIER = round(2**64 / ((1 + math.sqrt(5)) / 2) / 2**12) * 2**12  # the golden ratio's, to float64's digits
@@ -142,3 +145,17 @@ def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_pat
     ):
         runs.train(tmp_path / "run", runs.BASELINE, flags, "--ngram-notes 20")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_words_of_notes_are_those_of_the_dictionary_without_punctuation():
+    dictionary = Dictionary()
+    for symbol in ("Ġcat", "Ġdog", "s", "ly", ".", "Ġ", "'s", "Ġ("):
+        dictionary.add_symbol(symbol)
+    cfg = fields.typed(TransformerLMConfig, {"decoder_embed_dim": 8, "decoder_attention_heads": 1, "word_notes": 99})
+    decoder = TransformerDecoder(cfg, len(dictionary), dictionary.pad())
+    decoder.mark_words(dictionary)
+    text = torch.tensor(
+        [[dictionary.index(symbol) for symbol in ["Ġcat", "s", ".", "ly", "'s", "Ġ(", "s", "</s>", "ly", "Ġ", "s"]]]
+    )
+    noted = decoder.word_notes.rows_of(after_nothing(text))[0] > 0
+    assert noted.tolist() == [False, True, False, False, True, False, False, False, False, False, False]
