@@ -115,13 +115,10 @@ class Decoder(nn.Module):
         visible = self.layers[0].self_attn.prepare(visible, tokens, keys, x.device)  # type: ignore
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
-        # A step of one token is faster uncompiled,
-        # and its changing offsets would make graph after graph.
-        uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
             x = self._layer_input(i, x, src_tokens)
             old = memory[i] if memory is not None else None
-            x, new = (layer.forward if uncompiled else layer)(
+            x, new = layer(
                 x,
                 memory=old,
                 positions=positions,

@@ -1,16 +1,17 @@
 """The model that settings choose, its compilation, and strict loading of checkpoint parameters.
 
-Layers are compiled, not models (``--compile``), with dynamic sizes: all layers of a model share one
-graph, and an epoch with validation makes six (first segment, memory, one row; training and
-validation). Single tokens through a cache are not compiled.
+Layers are compiled, not models (``--compile``): all layers of a model share one graph, and an epoch
+with validation makes four (first segment, memory; training and validation). What a cache holds is
+read without a graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,12 +26,17 @@ from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
+from fairseq.modules.memory import LayerCache
 from fairseq.modules.transformer_layer import TransformerLayer
 
 logger = logging.getLogger(__name__)
 
 BACKEND: str | Callable[..., object] = "inductor"
-GRAPHS = 16  # most graphs of a layer; beyond it torch.compile falls back to eager mode
+GRAPHS = 16  # most graphs of a layer; another one is an error
+
+Forward = Callable[..., Any]
+"""What a class of layers computes: a function of the layer and its arguments."""
 
 # Settings of fairseq that change what a model computes and are not implemented here, each with the
 # values that change nothing. Left out because they change no result: checkpoint_activations,
@@ -72,13 +78,12 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
 
 
 def compile_model(model: BaseFairseqModel, device: torch.device | None = None) -> None:
-    """Compile the layers of *model*, with one graph for all;
-    its loss and optimizer are not compiled.
+    """Compile the layers of *model*, each whole and all with one graph; its loss and optimizer are
+    not compiled.
 
-    Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes
-    0 and 1, so training and evaluation have up to four graphs each: empty or filled memory, one or
-    several rows. A model without a :class:`TransformerLayer` is compiled as a whole. It runs on
-    *device*; None: where it is.
+    A graph is of one shape; only where shapes change is the next graph of any shape. A model
+    without a :class:`TransformerLayer` is compiled as a whole. It runs on *device*; None: where it
+    is.
     """
     layers = layers_of(model)
     if not layers:
@@ -86,21 +91,66 @@ def compile_model(model: BaseFairseqModel, device: torch.device | None = None) -
         return
     if (device or next(model.parameters()).device).type == "cpu":
         logger.warning("`compile`: on a CPU this model is faster without it")
-    # Imported here: they take a second at start-up, which runs without --compile need not spend.
-    import torch._dynamo.config
-    import torch.fx.experimental._config
+    _replace_forward(layers, _compiled)
 
-    # Otherwise sizes that happen to be equal, e.g.
-    # segment and memory, would be specialized to one symbol.
-    torch.fx.experimental._config.use_duck_shape = False
-    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
-    for layer in layers:
-        if "forward" in vars(layer):
-            # Recomputed: a sharded layer's hooks break the graph, and torch compiles nothing that
-            # its checkpoint calls from outside of one.
-            layer.forward = torch.compile(layer.forward, dynamic=True, backend=BACKEND)  # type: ignore[method-assign]
+
+def _compiled(forward: Forward) -> Forward:
+    """*forward* of layers, compiled.
+
+    A batch that has fewer rows than the one before, such as the last of an epoch, is filled up
+    with copies of its first row, whose results are left out: the graph stays the same.
+    """
+    # PyTorch's limit of 8 is too low for training and validation, with and without memory. Older
+    # versions have no other one.
+    limit: dict[str, Any] = {}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        limit["recompile_limit"] = GRAPHS
+    compiled: Any = torch.compile(forward, fullgraph=True, backend=BACKEND, **limit)
+    shapes: dict[tuple[bool, int], torch.Size] = {}  # of the last batch, in training or not and of each width
+
+    def run(
+        layer: TransformerLayer,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: object = None,
+        visible: Visibility = CAUSAL,
+        cache: LayerCache | None = None,
+        past_length: int = 0,
+        skip: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if skip or cache is not None:
+            # Steps of one token are faster so, and offsets that change would make many graphs.
+            return forward(layer, x, memory, positions, visible, cache, past_length, skip)
+        rows, kind = x.size(0), (torch.is_grad_enabled(), x.size(2))
+        last = shapes.get(kind, x.shape)
+        # A plug-in's visibility may hold something for each row.
+        if rows < last[0] and x.size(1) == last[1] and type(visible) in (Causal, Bidirectional):
+            x, memory = _fill(x, last[0]), None if memory is None else _fill(memory, last[0])
+            if isinstance(visible, Bidirectional) and visible.padding is not None:
+                padding = _fill(visible.padding, last[0])
+                attention: Any = layer.self_attn
+                visible = attention.prepare(Bidirectional(padding), x.size(1), x.size(1), x.device)
         else:
-            layer.compile(dynamic=True, backend=BACKEND)
+            shapes[kind] = x.shape
+        x, remembered = compiled(layer, x, memory=memory, positions=positions, visible=visible)
+        return x[:rows], remembered[:rows]
+
+    return run
+
+
+def _fill(x: Tensor, rows: int) -> Tensor:
+    """*x* with copies of its first row behind its last, *rows* in all."""
+    return torch.cat([x, x[:1].detach().expand(rows - x.size(0), *x.shape[1:])])
+
+
+def _replace_forward(layers: Sequence[TransformerLayer], change: Callable[[Forward], Forward]) -> None:
+    """Let *change* make another function of each that *layers* compute by."""
+    made: dict[Forward, Forward] = {}
+    for layer in layers:
+        forward = layer.forward.__func__  # type: ignore[attr-defined]
+        # One for all layers, which then share graphs; a method, so that copies of layers work.
+        made[forward] = made.get(forward) or change(forward)
+        layer.forward = types.MethodType(made[forward], layer)  # type: ignore[method-assign]
 
 
 def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:
@@ -121,9 +171,15 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
     layers = layers_of(model)
     if not layers:
         raise UserError(f"`checkpoint_activations`: {type(model).__name__} has no TransformerLayer; leave it out")
-    for layer in layers:
+    _replace_forward(layers, _recomputed)
+
+
+def _recomputed(forward: Forward) -> Forward:
+    def run(layer: TransformerLayer, *args: Any, **options: Any) -> Any:
         # Not the re-entrant kind: it takes no keyword arguments, and layers are called with some.
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+        return checkpoint(forward, layer, *args, use_reentrant=False, **options)
+
+    return run
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:

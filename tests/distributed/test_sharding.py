@@ -142,20 +142,22 @@ def test_batches_added_up_in_groups_of_processes_are_one_larger_batch(two: Any, 
 
 
 def updated_weights(world: World, folder: Path, flags: Any) -> tuple[dict[str, torch.Tensor], int]:
-    """The weights after three updates, and how many graphs were made of layers."""
+    """The average of weights after a few updates, and how many graphs were made of layers."""
     graphs = CompileCounter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "BACKEND", graphs)
-        words = runs.arguments("--save-dir", folder, LM, HALF, "--max-update 3 --disable-validation", flags)
+        steps = "--update-freq 2 --stages 8:2,16:4 --tokens-from-prev 8 --ema-decay 0.6 --disable-validation"
+        words = runs.arguments("--save-dir", folder, runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, HALF, steps, flags)
         train(training_settings(words), world)
     return runs.content(folder / "checkpoint_last.pt")["model"], graphs.frame_count
 
 
-@pytest.mark.parametrize("flags", ["", "--checkpoint-activations"])
-def test_compiled_layers_are_sharded(tmp_path: Path, flags: str) -> None:
+def test_recomputed_and_compiled_layers_are_sharded(tmp_path: Path) -> None:
+    """With memory, stages, several batches an update and averages of weights."""
     importlib.import_module("torch.distributed.fsdp")  # once, before the processes are forked
     found = {}
-    for name, backend in (("sharded", f"{SHARDED} --compile {flags}"), ("whole", PLAIN)):
+    together = f"{SHARDED} --compile --checkpoint-activations"
+    for name, backend in (("together", together), ("whole", PLAIN)):
         (tmp_path / name).mkdir()
         found[name] = on_ranks(updated_weights, 2, tmp_path / name, tmp_path / name / "run", backend)
     for (weights, graphs), (expected, none) in zip(*found.values(), strict=True):
