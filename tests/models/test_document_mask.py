@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.token_blocks import document_positions
+from fairseq.modules.ngram_notes import CONTINUES, STANDS_ALONE
 
 EOS = 2
 SMALL = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --dropout 0"
@@ -59,6 +60,8 @@ def test_each_document_is_read_as_if_it_stood_alone(flags: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape)
+    if (notes := getattr(model.decoder, "word_notes", None)) is not None:
+        notes.parts[500:], notes.parts[EOS] = CONTINUES, STANDS_ALONE
     tokens = rows()
 
     def read_alone() -> Tensor:
