@@ -158,7 +158,7 @@ class Run:
         for path in [] if cfg.keep else self.folder.glob("checkpoint_*.pt"):
             path.unlink()
         bits, unit = bits_of(row)
-        return f"{self.setting} seed {self.seed}: {updates} updates, {seconds_of(row):.0f} s, {bits:.4f} {unit}"
+        return f"{self.setting} seed {self.seed}: {updates} updates, {seconds_of([row])} s, {bits:.4f} {unit}"
 
     def _measured(self, command: str, words: Sequence[str], name: str) -> Mapping[str, Any]:
         """The results of a measurement, which is made unless it is there."""
@@ -229,14 +229,15 @@ def report(folder: Path, against: str | None = None) -> list[str]:
     base = {row["seed"]: bits_of(row)[0] for row in found.get(against or "", ())}
     every = [row for rows in found.values() for row in rows]
     has_pairs, has_known = (any(name in row for row in every) for name in ("accuracy", KNOWN))
-    head = ["setting", "seeds", "updates", "tokens (M)", "CPU time (s)", bits_of(every[0])[1]]
+    head = ["setting", "seeds", "updates", "tokens (M)", "time (s)", "CPU time (s)", bits_of(every[0])[1]]
     head += [f"from {against}", "p"] * bool(base)
     head += ["pairs (%)"] * has_pairs + ["known words (%)"] * has_known
     lines = [head]
     for name in sorted(found, key=lambda name: statistics.mean(bits_of(row)[0] for row in found[name])):
         rows = found[name]
-        tokens, seconds = statistics.mean(row["tokens"] for row in rows), statistics.mean(map(seconds_of, rows))
-        cells = [name, str(len(rows)), str(rows[0]["updates"]), f"{tokens / 1e6:.2f}", f"{seconds:.0f}"]
+        cells = [name, str(len(rows)), str(rows[0]["updates"])]
+        cells.append(f"{statistics.mean(row['tokens'] for row in rows) / 1e6:.2f}")
+        cells += [seconds_of(rows), seconds_of(rows, "processor")]
         cells.append(interval([bits_of(row)[0] for row in rows], 4))
         if base:
             paired = [row for row in rows if row["seed"] in base and name != against]
@@ -254,9 +255,11 @@ def bits_of(row: Row) -> tuple[float, str]:
     return row[name], name.replace("_", " ")
 
 
-def seconds_of(row: Row) -> float:
-    """Seconds of the processors in training; wall time where the system does not tell."""
-    return sum(sitting.get("processor", sitting["wall"]) for sitting in row["sittings"])
+def seconds_of(rows: Sequence[Row], of: str = "wall") -> str:
+    """The mean over *rows* of the seconds in training, or of those of the ``processor``; a dash
+    where the system does not tell them."""
+    sittings = [sitting.get(of) for row in rows for sitting in row["sittings"]]
+    return "–" if None in sittings else f"{sum(sittings) / len(rows):.0f}"
 
 
 def interval(values: Sequence[float], digits: int, sign: str = "") -> str:

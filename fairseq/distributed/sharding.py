@@ -3,13 +3,15 @@
 Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a
 layer's parameters for as long as it computes. It is applied to a model from outside, here alone.
 
-Each layer is a group, gathered for its computation in the precision of matrix products. All other
-parameters are the root's group, gathered once in float32: embeddings and output layer may share
-theirs, and criterions read the output layer's without a call of it. The optimizer, the average and
-loss scaling see the local parts as plain tensors; what they do is elementwise, but for the norm of
-the gradient, which is reduced. LAMB and Adafactor need whole parameters and are refused. Initial
-values are drawn on rank 0's host, so that a seed gives the same model for any number of processes,
-and sent one group at a time.
+Each layer is a group, gathered for its computation in the precision of matrix products. Embeddings
+that share no parameter are a group in float32, free between the first layer and the end of the
+backward pass. All other parameters are the root's group, gathered once in float32: the output layer
+comes last, is needed again first, and criterions read its parameters without a call of it.
+
+The optimizer, the average and loss scaling see the local parts as plain tensors; what they do is
+elementwise, but for the norm of the gradient, which is reduced. LAMB and Adafactor need whole
+parameters and are refused. Initial values are drawn on rank 0's host, so that a seed gives the same
+model for any number of processes, and sent one group at a time.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ BACKEND = "fully_sharded"
 class ShardedReducer(DataParallel):
     """Data-parallel execution of a module whose parameters are sharded over processes.
 
-    The parameters of each of *layers* are gathered in *dtype* (None: their own). Rank 0's initial
-    values count; the *module* of other ranks may be on the meta device.
+    The parameters of each of *layers* are gathered in *dtype* (None: their own), those of each of
+    *embeddings* in their own. Rank 0's initial values count; the *module* of other ranks may be on
+    the meta device.
 
     Raises:
         UserError: --shard-group-size does not fit, or PyTorch is too old.
@@ -50,6 +53,7 @@ class ShardedReducer(DataParallel):
         self,
         module: nn.Module,
         layers: Sequence[nn.Module],
+        embeddings: Sequence[nn.Module],
         world: World,
         cfg: DistributedConfig,
         dtype: torch.dtype | None,
@@ -72,9 +76,10 @@ class ShardedReducer(DataParallel):
             offload = fsdp.CPUOffloadPolicy(pin_memory=devices.is_accelerator(world.device))
         reduced = dtype and torch.float32
         low = fsdp.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
-        for layer in layers:
-            _move(layer, world.device)
-            fsdp.fully_shard(layer, mesh=mesh, mp_policy=low, offload_policy=offload)
+        policies = [low] * len(layers) + [fsdp.MixedPrecisionPolicy()] * len(embeddings)
+        for group, policy in zip((*layers, *embeddings), policies, strict=True):
+            _move(group, world.device)
+            fsdp.fully_shard(group, mesh=mesh, mp_policy=policy, offload_policy=offload)
         _move(module, world.device)
         root: Any = fsdp.fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
@@ -86,7 +91,7 @@ class ShardedReducer(DataParallel):
         self._full = {id(part): self.sharded[name] for name, part in self.parts.items()}
         # Names of the parameters that a backward pass on this process gave a gradient.
         self.used: set[str] = set()
-        for group in (*layers, module):
+        for group in (*layers, *embeddings, module):
             self._record_use(group)
         # Checkpoints hold full values or local shards, where PyTorch expects its own tensors.
         for loaded in module.children():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
@@ -26,6 +26,7 @@ from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.decoder import Decoder
 from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.transformer_layer import TransformerLayer
@@ -156,6 +157,18 @@ def _replace_forward(layers: Sequence[TransformerLayer], change: Callable[[Forwa
 def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:
     """The transformer layers of *model*, in order; none where its layers are of another class."""
     return [module for module in model.modules() if isinstance(module, TransformerLayer)]
+
+
+def separate_embeddings(model: BaseFairseqModel) -> list[nn.Module]:
+    """The word embeddings of a decoder, a list of one; none where other parts share parameters with
+    them."""
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, Decoder):
+        return []
+    own = set(decoder.embed_tokens.modules())
+    others = {id(p) for part in model.modules() if part not in own for p in part.parameters(recurse=False)}
+    shares = any(id(p) in others for p in decoder.embed_tokens.parameters())
+    return [] if shares else [decoder.embed_tokens]
 
 
 def checkpoint_activations(model: BaseFairseqModel) -> None:

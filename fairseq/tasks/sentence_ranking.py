@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.config.settings import Settings, typed_settings
+from fairseq.config.shared import BlockConfig
 from fairseq.criterions.settings import HEAD
 from fairseq.data import datasets
 from fairseq.data.block_datasets import load_indexed_dataset
@@ -36,7 +37,7 @@ class SentenceRankingTask(FairseqTask):
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
         self.cfg, self.dictionary = self.typed(SentenceRankingTaskConfig), dictionary
-        if dictionary.nspecial:
+        if dictionary.nspecial and not isinstance(self.settings.model, BlockConfig):  # decoders have none
             dictionary.add_mask()
 
     @classmethod
@@ -45,10 +46,10 @@ class SentenceRankingTask(FairseqTask):
         return cls(settings, load_dictionary(data_folders(settings.data_path)[0] / "input1"))
 
     def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """The encoder of the chosen architecture, with a head of one output instead of the
+        """The layers of the chosen architecture, with a head of one output instead of the
         pre-training head."""
-        name = self.settings.flat.get("ranking_head_name", HEAD)
-        return SentenceModel(super().build_model(args), name, 1, self.cfg.pooler_dropout, self.cfg.pooler_activation_fn)
+        name, cfg, pad = self.settings.flat.get("ranking_head_name", HEAD), self.cfg, self.dictionary.pad()
+        return SentenceModel(super().build_model(args), name, 1, cfg.pooler_dropout, cfg.pooler_activation_fn, pad)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> CollatedDataset:
         data, cfg = Path(folder or data_folders(self.settings.data_path)[0]), self.cfg

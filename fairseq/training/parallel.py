@@ -13,7 +13,7 @@ from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
+from fairseq.models.loading import checkpoint_activations, compile_model, layers_of, separate_embeddings
 from fairseq.modules.ngram_notes import is_sparse
 from fairseq.modules.precision import Precision
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer
@@ -47,7 +47,8 @@ def data_parallel(
         if model.skips_parameters:
             setting = "decoder_layerdrop" if model.predicts_next_token else "encoder_layerdrop"
             raise UserError(f"`{setting}`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out")
-        return ShardedReducer(graph, layers_of(model), world, cfg, precision.on(world.device))
+        groups = layers_of(model), separate_embeddings(model)
+        return ShardedReducer(graph, *groups, world, cfg, precision.on(world.device))
     find_unused = cfg.find_unused_parameters or model.skips_parameters
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
 

@@ -103,7 +103,7 @@ def sharded(world: World, cfg: DistributedConfig = SHARDED, dtype: Any = None) -
     """Of a model with rank 0's values; other ranks' are on no device, or others for the third."""
     with META if world.rank in (1, 3) else nullcontext():
         model = Model(world.rank)
-    return ShardedReducer(Graph(model), [model.layer], world, cfg, dtype)
+    return ShardedReducer(Graph(model), [model.layer], [], world, cfg, dtype)
 
 
 def whole_of(reducer: Any, world: World, tensors: dict[str, Any]) -> dict[str, Tensor]:
@@ -159,6 +159,26 @@ def test_gradients_in_parts_are_the_mean_over_processes_of_all_batches(
             torch.testing.assert_close(found[name], gradient, msg=name)
         assert left == [None] * len(left) and members == ([0, 1] if rank < 2 else [2, 3])
         torch.testing.assert_close(total, norm)
+
+
+def separate(world: World) -> Any:
+    """What is gathered after a forward pass, and the gradients."""
+    model = Model()
+    model.output.weight = nn.Parameter(model.embed.weight.detach().clone())
+    reducer = ShardedReducer(Graph(model), [model.layer], [model.embed], world, SHARDED, None)
+    loss = reducer.module(tokens_of(world.rank))
+    weights = model.embed.weight, model.layer.matrix.weight, model.output.weight
+    is_gathered = [not hasattr(weight, "placements") for weight in weights]
+    loss.backward()
+    reducer.reduce()
+    return is_gathered, gradients(reducer, world)
+
+
+def test_embeddings_are_free_after_the_forward_pass_and_the_output_layer_stays(tmp_path: Path) -> None:
+    tied = of_whole(2)["model.embed.weight"]
+    for is_gathered, found in on_ranks(separate, 2, tmp_path):
+        assert is_gathered == [False, False, True]
+        torch.testing.assert_close(found["model.embed.weight"] + found["model.output.weight"], tied)
 
 
 def losses(world: World) -> Any:
@@ -250,7 +270,7 @@ def low(world: World) -> Any:
     layer = reducer.module.model.layer
     types = (layer.matrix.seen, layer.seen, layer.second.seen, next(iter(reducer.parts.values())).dtype)
     root = nn.Sequential(nn.Sequential(Matrix(1, 2, bias=False)))
-    small = ShardedReducer(root, [root[0]], world, SHARDED, torch.bfloat16)
+    small = ShardedReducer(root, [root[0]], [], world, SHARDED, torch.bfloat16)
     root(torch.tensor([[1.0 if world.rank == 0 else 2.0**-8]])).sum().backward()
     small.reduce()
     ((_, part),) = small.named_parameters()
@@ -269,7 +289,7 @@ def buffers(world: World) -> Any:
     root = nn.Sequential(nn.Sequential(matrix))
     for module in (root, matrix):
         module.register_buffer("table", torch.tensor([world.rank + 3.0]) if module is root else root.table)
-    ShardedReducer(root, [root[0]], world, SHARDED, None)
+    ShardedReducer(root, [root[0]], [], world, SHARDED, None)
     return root.table is matrix.table, type(root.table) is Tensor, root.table.item()
 
 
@@ -298,7 +318,7 @@ def test_parameters_wait_in_host_memory_if_asked_for_which_is_pinned_for_a_gpu(
     monkeypatch.setattr(sharding, "_move", lambda *_: None)
     monkeypatch.setattr(ShardedReducer, "_record_use", lambda *_: None)
     cfg = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2, cpu_offload=offload)
-    ShardedReducer(Graph(nn.Identity()), [nn.Identity()], World(0, 2, torch.device(device)), cfg, None)
+    ShardedReducer(Graph(nn.Identity()), [nn.Identity()], [], World(0, 2, torch.device(device)), cfg, None)
     expected = fsdp.CPUOffloadPolicy(pin_memory=device == "cuda") if offload else fsdp.OffloadPolicy()
     assert policies == [expected] * 2  # of a layer and of the root
 
@@ -446,7 +466,7 @@ def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for old in (object, None):
         monkeypatch.setattr(fsdp, "FSDPModule", old)
         with user_error("^--ddp-backend fully_sharded: needs a newer PyTorch than"):
-            ShardedReducer(Model(), [], World(0, 2), SHARDED, None)
+            ShardedReducer(Model(), [], [], World(0, 2), SHARDED, None)
     monkeypatch.delattr(fsdp, "FSDPModule")
     with pytest.raises(UserError, match="needs a newer PyTorch"):
-        ShardedReducer(Model(), [], World(0, 2), SHARDED, None)
+        ShardedReducer(Model(), [], [], World(0, 2), SHARDED, None)

@@ -48,11 +48,12 @@ def train(data: Path, save_dir: Path, *flags: Any) -> str:
     return runs.train(save_dir, RANKING, *flags, data=data)
 
 
-def test_a_ranking_is_learned_and_its_choices_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [f"--arch bert_tiny {SIZES} {NO_DROPOUT} --init-token 0", "--arch gpt2_tiny"])
+def test_a_ranking_is_learned_and_its_choices_are_written(sizes: str, tmp_path: Path) -> None:
     data, file = write_questions(tmp_path), tmp_path / "choices.tsv"
-    log = train(
-        data, tmp_path / "run", "--max-update 60 --init-token 0 --separator-token 2", "--save-predictions", file
-    )
+    flags = RANKING.replace(f"--arch bert_tiny {SIZES} {NO_DROPOUT}", sizes)
+    flags += " --max-update 60 --separator-token 2 --save-predictions"
+    log = runs.train(tmp_path / "run", flags, file, data=data)
     assert runs.summaries(log, "valid")[-1]["accuracy"] == 100
     rows = [line.split("\t") for line in file.read_text().splitlines()][-12:]
     assert sorted(int(row[0]) for row in rows) == list(range(12))

@@ -70,12 +70,17 @@ def test_parameters_without_a_gradient_are_looked_for_where_there_may_be_some(
     assert Steps(monkeypatch, flags).run()[-1][-1] is expected
 
 
-def test_a_sharded_model_is_not_moved_whole_to_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps(monkeypatch, SHARDED, size=2)
-    layers = list(steps.model.decoder.layers)  # type: ignore[union-attr, arg-type]
+@pytest.mark.parametrize(("arch", "is_tied"), [("pythia_tiny", False), ("transformer_lm_tiny", True)])
+def test_a_sharded_model_is_not_moved_whole_to_a_device(
+    monkeypatch: pytest.MonkeyPatch, arch: str, is_tied: bool
+) -> None:
+    """Its groups are layers, and embeddings that are not the output layer's, too."""
+    steps = Steps(monkeypatch, SHARDED, size=2, model=f"--cpu --arch {arch} --tokens-per-sample 16")
+    decoder: Any = steps.model.decoder
+    groups = [*decoder.layers], [] if is_tied else [decoder.embed_tokens]
     assert steps.run() == [
         ("move", steps.model, None),
-        ("ShardedReducer", steps.graph, layers, steps.world, steps.settings.distributed, torch.bfloat16),
+        ("ShardedReducer", steps.graph, *groups, steps.world, steps.settings.distributed, torch.bfloat16),
     ]
     alone = Steps(monkeypatch, SHARDED).run()
     assert [step[0] for step in alone] == ["move", "criterion", "GradientReducer"], "one process has all parts"
