@@ -462,6 +462,12 @@ def test_only_ranks_above_0_of_a_sharded_job_build_without_memory() -> None:
     assert isinstance(build_device(SHARDED, World(0, 1)), nullcontext)
 
 
+def test_notes_of_which_updates_change_single_rows_are_refused() -> None:
+    module = nn.Sequential(nn.Embedding(6, 4, sparse=True))
+    with user_error("^--ngram-notes, --word-notes: not with --ddp-backend fully_sharded; give 0$"):
+        ShardedReducer(module, [], [], World(0, 2), SHARDED, None)
+
+
 def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for old in (object, None):
         monkeypatch.setattr(fsdp, "FSDPModule", old)
