@@ -66,9 +66,10 @@ def evaluation() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(texts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a whole run, two passes through the texts, and what it printed."""
+    """The folder of a whole run, two passes through the texts, ELECTRA with notes, and what it
+    printed."""
     out = tmp_path_factory.mktemp("babylm")
-    result = run(SMALL=1, WORDS="3K", OUT=out, HF_MODULES_CACHE=out / "modules", OMP_NUM_THREADS=1, **texts)
+    result = run(SMALL=1, NOTES=1, WORDS="3K", OUT=out, HF_MODULES_CACHE=out / "modules", OMP_NUM_THREADS=1, **texts)
     assert result.returncode == 0, result.stdout + result.stderr
     return out, result.stdout
 
@@ -80,6 +81,13 @@ def test_the_seconds_of_each_step_are_printed_at_the_end(finished: tuple[Path, s
     want = {f"{model} {step}" for model in MODELS for step in ("training", "export", "pairs", "in transformers")}
     want |= {"subwords", "electra-generator export", "electra classifier", "electra-classifier export"}
     assert {name[1] for name in names if name} == want
+
+
+def test_an_electra_with_notes_is_exported_without_notes(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    notes = int(re.findall(r"^Notes: (\d+) words", printed, flags=re.MULTILINE)[0])
+    assert notes > 10 and "--arch tnf_electra" in printed
+    assert json.loads((out / "exported" / "electra" / "config.json").read_text())["model_type"] == "electra"
 
 
 def test_checkpoints_by_words_are_exported_as_revisions(finished: tuple[Path, str]) -> None:
@@ -127,7 +135,7 @@ def test_exports_are_evaluated_without_this_package(
 
 
 def test_a_second_run_prepares_and_exports_nothing_again(finished: tuple[Path, str]) -> None:
-    result = run(SMALL=1, DRY_RUN=1, OUT=finished[0])
+    result = run(SMALL=1, NOTES=1, DRY_RUN=1, OUT=finished[0])
     assert result.returncode == 0, result.stderr
     programs = ["train.py", "fairseq_cli.harness", "examples/babylm/evaluate.py"] * len(MODELS)
     assert re.findall(r"^python (?:-m )?(\S+)", result.stdout, flags=re.MULTILINE) == programs
@@ -136,7 +144,7 @@ def test_a_second_run_prepares_and_exports_nothing_again(finished: tuple[Path, s
 def test_a_longer_training_moves_former_exports_aside(finished: tuple[Path, str], tmp_path: Path) -> None:
     out = shutil.copytree(finished[0], tmp_path / "out")
     (out / "electra" / "checkpoint_last.pt").touch()
-    result = run(SMALL=1, DRY_RUN=1, OUT=out)
+    result = run(SMALL=1, NOTES=1, DRY_RUN=1, OUT=out)
     assert result.returncode == 0, result.stderr
     moved = re.findall(r"^mv (\S+) \1\.until-[\d-]+$", result.stdout, flags=re.MULTILINE)
     assert moved == [f"{out}/exported/electra", f"{out}/exported/electra-generator"]
@@ -151,15 +159,15 @@ def test_data_of_other_texts_or_subwords_are_not_used(
     for text in texts["TRAIN"].iterdir():  # the same text is no other one where it is a link
         (tmp_path / "links" / text.name).symlink_to(text)
     for name, value in {"VALID": tmp_path / "other", "BPE": 300}.items():
-        result = run(SMALL=1, OUT=finished[0], **{**texts, "TRAIN": tmp_path / "links", name: value})
-        what = f"{finished[0]}/data-bin was made with other {name}; give another OUT, or what it was made with"
+        result = run(SMALL=1, NOTES=1, OUT=finished[0], **{**texts, "TRAIN": tmp_path / "links", name: value})
+        what = f"{finished[0]}/data-bin-notes was made with other {name}; give another OUT, or what it was made with"
         assert (result.returncode, result.stdout, result.stderr) == (2, "", f"OUT={finished[0]}: {what}\n")
 
 
 def test_a_model_that_is_still_in_training_is_one_line(finished: tuple[Path, str]) -> None:
     folder = os.open(finished[0] / "shortformer", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)  # as a training holds it that outlives the script, after kill -9
-    result = run(SMALL=1, OUT=finished[0], MODELS="shortformer", WORDS="3K")
+    result = run(SMALL=1, NOTES=1, OUT=finished[0], MODELS="shortformer", WORDS="3K")
     os.close(folder)
     assert result.returncode == 2
     assert re.fullmatch(r"train.py: error: .*shortformer: .* another .*\n", result.stderr), result.stderr
@@ -168,7 +176,7 @@ def test_a_model_that_is_still_in_training_is_one_line(finished: tuple[Path, str
 def test_two_scripts_do_not_work_in_one_folder(finished: tuple[Path, str], texts: dict[str, Path]) -> None:
     with open(finished[0] / ".lock", "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        result = run(SMALL=1, OUT=finished[0], **texts)
+        result = run(SMALL=1, NOTES=1, OUT=finished[0], **texts)
     message = f"OUT={finished[0]}: another babylm.sh, or what one started, is at work here\n"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
 
@@ -178,20 +186,6 @@ def test_a_folder_in_a_folder_of_texts_is_named(texts: dict[str, Path], tmp_path
     result = run(DRY_RUN=1, OUT=tmp_path / "out", **{**texts, "TRAIN": tmp_path / "in"})
     what = f"{tmp_path}/in/more is not a file; give a folder with nothing but texts"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"TRAIN={tmp_path}/in: {what}\n")
-
-
-def test_an_electra_with_notes_and_no_checkpoints_by_words_is_exported_without_notes(
-    texts: dict[str, Path], tmp_path: Path
-) -> None:
-    settings = {**texts, "TABLE": "", "MODELS": "electra", "NOTES": 1, "HF_MODULES_CACHE": tmp_path / "modules"}
-    result = run(SMALL=1, WORDS="1M", EPOCHS=1, OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
-    assert result.returncode == 0, result.stdout + result.stderr
-    notes = int(re.findall(r"^Notes: (\d+) words", result.stdout, flags=re.MULTILINE)[0])
-    assert notes > 10 and "--arch tnf_electra" in result.stdout
-    what = "no checkpoints by words: what was read is less than the first of WORDS=1M"
-    assert f"{tmp_path}/electra: {what}\n" in result.stderr
-    assert (tmp_path / "exported" / "electra-generator" / "model.safetensors").exists()
-    assert not list((tmp_path / "exported").rglob("chck_*"))
 
 
 def test_the_rules_of_the_challenge_are_the_defaults(texts: dict[str, Path], tmp_path: Path) -> None:
