@@ -95,7 +95,9 @@ class NGramNotesConfig(Config):
     word_notes: int = flag(
         0, "rows of notes of words: learned vectors of a word's subwords so far", low=0, high=1 << 30
     )
-    notes_dropout: float = flag(0.0, "share of tokens without their notes, in training", low=0.0, below=1.0)
+    ngram_notes_dropout: float = flag(
+        0.0, "share of tokens without their notes of pairs and words, in training", low=0.0, below=1.0
+    )
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ class TransformerDecoder(Decoder):
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         if cfg.ngram_notes:
-            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx, cfg.notes_dropout)
+            self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx, cfg.ngram_notes_dropout)
         if cfg.word_notes:
-            self.word_notes = WordNotes(cfg.word_notes, dim, vocabulary, cfg.notes_dropout)
+            self.word_notes = WordNotes(cfg.word_notes, dim, vocabulary, cfg.ngram_notes_dropout)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)

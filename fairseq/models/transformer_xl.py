@@ -66,9 +66,11 @@ class TransformerXLDecoder(Decoder):
         )
         self.embed_scale = math.sqrt(cfg.d_model)
         if cfg.ngram_notes:
-            self.ngram_notes = NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx, cfg.notes_dropout)
+            self.ngram_notes = NGramNotes(
+                cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx, cfg.ngram_notes_dropout
+            )
         if cfg.word_notes:
-            self.word_notes = WordNotes(cfg.word_notes, cfg.d_model, vocabulary, cfg.notes_dropout)
+            self.word_notes = WordNotes(cfg.word_notes, cfg.d_model, vocabulary, cfg.ngram_notes_dropout)
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None

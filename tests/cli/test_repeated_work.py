@@ -30,7 +30,7 @@ def test_work_that_was_killed_is_repeated_into_the_same_folder(work: str, tmp_pa
     half = leftover(out / "folder") / "half"
     half.mkdir(parents=True)
     if work == "import":
-        importing._check(tmp_path, out)
+        importing._check(out)
     else:
         # Beyond the check of the folder.
         with pytest.raises(UserError, match=r"none.pt: file not found"):

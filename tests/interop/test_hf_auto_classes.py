@@ -275,9 +275,9 @@ def test_an_export_has_files_that_a_person_can_read_as_they_are(name: str, tmp_p
 
 UNREAD = {  # they change no number in evaluation, stand in `config.json` under another name, or are refused
     "lm": """adaptive_softmax_dropout character_embeddings decoder_layerdrop decoder_layers decoder_layers_to_keep
-        embed_init_std max_target_positions no_apex tokens_from_prev tokens_per_sample
+        embed_init_std max_target_positions ngram_notes_dropout no_apex tokens_from_prev tokens_per_sample
         zero_init_residual""",
-    "xl": "init_std no_apex",
+    "xl": "init_std ngram_notes_dropout no_apex",
 }
 
 
