@@ -18,7 +18,7 @@ timed() {
 
 git -C "$root" log -1 --format='commit %h, %cd' --date=short
 sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | sort | uniq -c
-commands=$(sed -n '/^## Quick start/,/^## From Python/p' "$root/README.md" | sed -n '/^```bash/,/^```/p' | sed '/^```/d')
+commands=$(sed -n '/^## Quick start/,/^## What to ask/p' "$root/README.md" | sed -n '/^```bash/,/^```/p' | sed '/^```/d')
 # shellcheck disable=SC2162,SC2086
 while read -a words; do # without -r a backslash joins lines
   if [[ ${words[0]} == fairseq-train ]]; then
