@@ -13,6 +13,7 @@ import torch
 
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.config.shared import LanguageModelingTaskConfig
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.block_datasets import LMContextWindowDataset
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.datasets import FairseqDataset
@@ -23,6 +24,7 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks, document_positions
 from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
+from fairseq.logging.figures import Figure
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -155,6 +157,13 @@ class LanguageModelingTask(FairseqTask):
             shuffle_lines=self.settings.common.seed if shuffled else None,
             bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
+
+    def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
+        figures = super().figures(criterion)
+        for name in self.mixture:
+            if f"{name}_loss" in criterion.figures():
+                raise UserError(f"`mixture`: {name}_loss is a figure of the criterion; rename the folder {name}")
+        return figures
 
     def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
         if not self.mixture:

@@ -200,7 +200,6 @@ class Run:
         # The number of updates may follow from the data.
         window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
         self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
-        self.cost = validation_cost(state)
         self.raw_sizes = raw_sizes(state.validation, state.settings.data_path)
         self.writer = text_writer(state)
         # Words or tokens, by which milestones are counted.
@@ -244,6 +243,8 @@ class Run:
         """Train to the end of the epoch, or of the run."""
         state, batches, epoch = self.state, self.state.batches, self.state.batches.epoch
         state.begin_epoch()
+        # Of this epoch's data, whichever the run began or was resumed with.
+        self.cost = validation_cost(state)
         # An iteration that is left early must not leave its thread behind.
         remaining = contextlib.closing(groups(batches, state.frequency))
         with remaining as updates, self.log.epoch(state, updates) as bar:

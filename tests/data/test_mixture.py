@@ -12,6 +12,7 @@ import pytest
 import runs
 from mistakes import user_error
 from small_runs import FIVE
+from user_folders import user_folder
 
 from fairseq.data.iterator import EpochIterator, Turns
 from fairseq.data.mixture import Mixture
@@ -154,3 +155,26 @@ def test_what_a_mixture_cannot_be_is_one_line(flags: str, message: str, other: P
     places = {"other": other, "data": runs.DATA}
     with user_error(message.format(**places)):
         runs.train(tmp_path, runs.SHORT, flags.format(**places))
+
+
+def test_a_folder_is_not_called_as_a_figure_of_the_criterion(other: Path, tmp_path: Path) -> None:
+    shutil.copytree(other, tmp_path / "nll")
+    with user_error("--mixture: nll_loss is a figure of the criterion; rename the folder nll"):
+        runs.train(tmp_path / "run", runs.SHORT, f"--mixture {tmp_path / 'nll'}=0.4")
+
+
+OWN_DATA = """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("own_data")
+class OwnData(LanguageModelingTask):
+    def load_dataset(self, split, **options):
+        super().load_dataset(split, **options)
+"""
+
+
+def test_a_task_with_datasets_of_its_own_reads_no_mixture(other: Path, tmp_path: Path) -> None:
+    refused = user_error("--mixture: the task own_data makes its own datasets; leave it out")
+    with user_folder(tmp_path, "own_data", OWN_DATA) as plugin, refused:
+        runs.train(tmp_path / "run", runs.SHORT, plugin, f"--task own_data --mixture {other}=0.4")

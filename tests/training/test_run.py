@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import os
+import shutil
 import signal
 import time
 from contextlib import redirect_stdout
@@ -133,6 +134,30 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
 def test_a_run_validates_several_times_by_default(flags: str, updates: int, cost: float, interval: int) -> None:
     settings = training_settings(runs.arguments(FIVE, flags))
     assert validation_interval(settings.checkpoint, settings.optimization, updates, cost) == interval
+
+
+def test_the_cost_of_a_validation_is_of_the_epochs_folder_and_so_the_same_in_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, float]] = []
+
+    def interval(saving: Any, cfg: Any, updates: int, cost: float) -> int:
+        found.append((updates, cost))
+        return 0
+
+    monkeypatch.setattr(loop, "validation_interval", interval)
+    shutil.copytree(runs.DATA, tmp_path / "other")
+    for kind in ("bin", "idx"):
+        shutil.copy(runs.DATA / f"test.{kind}", tmp_path / "other" / f"valid.{kind}")
+    data: Any = f"{runs.DATA}:{tmp_path / 'other'}"
+    runs.train(tmp_path / "whole", FIVE, "--max-epoch 2", data=data)
+    whole = found.copy()
+    (one, other) = ({cost for _, cost in part} for part in (whole[:5], whole[5:]))
+    assert len(one) == len(other) == 1 and one != other
+    found.clear()
+    for count in (6, 999):
+        runs.train(tmp_path / "parts", FIVE, f"--max-epoch 2 --max-update {count}", data=data)
+    assert found == whole
 
 
 def test_a_validation_that_a_long_run_makes_by_default_is_saved(

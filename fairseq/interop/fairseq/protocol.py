@@ -158,6 +158,8 @@ class Protocol(FairseqTask):
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         if not self._has_own_data:
             return super()._turns(split, model, training, batching)
+        if getattr(self, "mixture", None):
+            raise UserError(f"`mixture`: the task {self.settings.chosen.task} makes its own datasets; leave it out")
         # As in fairseq, several folders take turns by epoch, and validation reads the first.
         epochs = range(1, len(data_folders(self.settings.data_path)) + 1) if training else range(1, 2)
 
