@@ -141,7 +141,8 @@ def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
     """Raise UserError if ``destdir`` has a split of another text than this run's: a model may
     have been trained on it.
 
-    The same text is preprocessed again without a question, also with other settings.
+    The same text is preprocessed again without a question, also with other settings, but not as
+    whole words in place of a tokenizer's symbols: then a flag was forgotten.
     """
     folder = Path(config.destdir)
     if config.overwrite:
@@ -158,6 +159,11 @@ def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
                 f"`destdir` {folder}: its {name} split is of {there}, not of {path}; give another `destdir`, or "
                 "`overwrite` to replace it"
             )
+    if config.tokenizer is None and config.bpe is None and config.srcdict is None and (folder / TOKENIZATION).exists():
+        raise UserError(
+            f"`destdir` {folder}: was made with a tokenizer; give its flags again, such as `learn_bpe`, another "
+            "`destdir`, or `overwrite` to replace it by whole words"
+        )
 
 
 def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, str]:

@@ -104,4 +104,6 @@ if [[ -z ${DRY_RUN:-} ]]; then
   ! "$PYTHON" -c 'import matplotlib' 2>/dev/null ||
     run python -m fairseq_cli.analyze curves "$out/model/metrics.jsonl" --over hours --results-path "$out/curve.png"
 fi
-[[ -e $out/exported ]] || run python -m fairseq_cli.export_model "$out/model" --to hf --out "$out/exported" --revisions
+revisions=(--revisions) # a run of fewer words than the first checkpoint's has none
+[[ -n ${DRY_RUN:-} ]] || compgen -G "$out/model/checkpoint_words_*.pt" >/dev/null || revisions=()
+[[ -e $out/exported ]] || run python -m fairseq_cli.export_model "$out/model" --to hf --out "$out/exported" ${revisions[@]+"${revisions[@]}"}

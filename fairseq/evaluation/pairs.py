@@ -123,9 +123,11 @@ def have_known_words(pairs: Sequence[Pair], path: str | Path) -> list[bool]:
     advice = "give a text, or a list of words, in UTF-8"
     text = decoded(read_text(path, advice), path, advice)
     known = {match[0] for match in WORD.finditer(_plain(text))}
-    kept = [known.issuperset(WORD.findall(_plain(f"{pair.good} {pair.bad}"))) for pair in pairs]
+    words = [WORD.findall(_plain(f"{pair.good} {pair.bad}")) for pair in pairs]
+    kept = [known.issuperset(each) for each in words]
     if not any(kept):
-        raise UserError(f"`known_words` {path}: every pair has a word that it lacks; {advice}")
+        lacking = next((word for word in words[0] if word not in known), "") if words else ""
+        raise UserError(f"`known_words` {path}: every pair has a word that it lacks, such as {lacking!r}; {advice}")
     return kept
 
 

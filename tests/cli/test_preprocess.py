@@ -266,6 +266,17 @@ def test_another_text_does_not_replace_a_split_that_a_model_may_have_been_traine
     assert (out / "dict.txt").read_text().splitlines()[0] == "b 1"
 
 
+def test_whole_words_do_not_replace_subwords_because_a_flag_was_forgotten(tmp_path: Path) -> None:
+    out, text = tmp_path / "out", text_file(tmp_path, "a b\nb a\n" * 9)
+    run(out, trainpref=text, learn_bpe=270)
+    before = files(out)
+    assert f"--destdir {out}: was made with a tokenizer; give its flags again" in refused(out, trainpref=text)
+    assert files(out) == before
+    run(out, trainpref=text, learn_bpe=270)
+    run(out, trainpref=text, overwrite=True)
+    assert not (out / "tokenization.json").exists()
+
+
 def test_a_text_of_the_same_name_in_another_folder_is_another_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
