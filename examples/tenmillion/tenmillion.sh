@@ -51,7 +51,8 @@ if [[ -z ${ARCH:-} ]]; then # the best of settings.yaml at ten minutes of one co
   model+=(--lr-scheduler wsd --warmup-ratio 0.05 --decay-ratio 0.7 --decay-shape linear)
   model+=(--rotary-fraction 1.0 --no-token-positional-embeddings --qk-norm --decoder-norm rms --decoder-biases none)
   model+=(--decoder-gated-ffn --activation-fn silu --decoder-ffn-embed-dim "$(full_or_small 704 176)")
-  model+=(--ngram-notes "$(full_or_small 256000 2000)")
+  # Three hours read ten million words five times: notes of pairs would overfit.
+  model+=(--ngram-notes "$(full_or_small 256000 2000)" --ngram-notes-dropout 0.5)
 fi
 model+=(${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"})
 
