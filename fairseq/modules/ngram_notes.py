@@ -110,6 +110,8 @@ class WordNotes(Notes):
         before, after = parts[:, :-1], parts[:, 1:]
         joined = (after & CONTINUES > 0) & (before & STANDS_ALONE == 0)
         joined |= (before & IS_CONTINUED > 0) & (after & STANDS_ALONE == 0)
+        # Each token's key is a sum over itself and those before it in its word: *inside* says
+        # whether the one *back* places before is one of them.
         key, inside, multiplier = text[:, HISTORY:], joined[:, HISTORY - 1 :], 1
         for back in range(1, HISTORY + 1):
             multiplier = multiplier * 6364136223846793005 % 2**62  # odd (Knuth 1997, vol. 2, section 3.3.4)
