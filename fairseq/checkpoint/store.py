@@ -212,6 +212,13 @@ def _type(value: Tensor | TensorPart) -> torch.dtype:
     return value.local.dtype if isinstance(value, TensorPart) else value.dtype
 
 
+def _begins_as_zip(path: str | Path) -> bool:
+    if not Path(path).is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
+
+
 def _fault(path: str | Path, error: Exception) -> str:
     refused = _REFUSED.search(str(error))
     if refused:
@@ -221,6 +228,9 @@ def _fault(path: str | Path, error: Exception) -> str:
         )
     if Path(path).is_file() and Path(path).stat().st_size == 0:
         return "is empty; use another checkpoint"
+    # A zip's index is at its end.
+    if _begins_as_zip(path) and not zipfile.is_zipfile(path):
+        return "is truncated: its end is missing; copy it again, or use another checkpoint"
     detail = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
     reason = " ".join(detail.split())[:120]
     return (

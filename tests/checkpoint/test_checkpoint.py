@@ -291,7 +291,11 @@ def test_files_that_are_no_checkpoints_are_user_errors(tmp_path):
     path.touch()
     with pytest.raises(UserError, match="is empty"):
         load(path)
-    for content in (b"text\n" * 100, b"PK\x03\x04" + b"\0" * 200, bytes(range(256)) * 10):
+    torch.save({"model": {"w": torch.ones(2)}, "args": {}}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="is truncated: its end is missing; copy it again"):
+        load(path)
+    for content in (b"text\n" * 100, bytes(range(256)) * 10):
         path.write_bytes(content)
         with pytest.raises(UserError, match="cannot be read as a checkpoint"):
             load(path)
