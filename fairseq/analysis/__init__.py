@@ -1,2 +1,2 @@
 """What models do with their context: relative effective
-context length, attention maps, curves, plots."""
+context length, curves, plots."""
