@@ -198,7 +198,9 @@ def checkpoint_activations(model: BaseFairseqModel, selective: bool = False) -> 
     layers = layers_of(model)
     if not layers:
         raise UserError(f"`checkpoint_activations`: {type(model).__name__} has no TransformerLayer; leave it out")
-    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _keep_expensive)} if selective else {}
+    contexts: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _keep_expensive)} if selective else {}
+    )
 
     def recomputed(forward: Forward) -> Forward:
         def run(layer: TransformerLayer, *args: Any, **options: Any) -> Any:
