@@ -166,6 +166,12 @@ class DistributedConfig(Config):
     )
     cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory", training=True)
     checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass", training=True)
+    checkpoint_policy: str = flag(
+        "full",
+        "recompute full layers, or with selective all but matrix products and attention",
+        choices=("full", "selective"),
+        training=True,
+    )
     bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1, training=True, rare=True)
     find_unused_parameters: bool = flag(
         False, "allow parameters that get no gradient in DistributedDataParallel", training=True, rare=True

@@ -12,12 +12,13 @@ import inspect
 import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
@@ -35,6 +36,18 @@ logger = logging.getLogger(__name__)
 
 BACKEND: str | Callable[..., object] = "inductor"
 GRAPHS = 16  # most graphs of a layer; another one is an error
+
+EXPENSIVE = {
+    *("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"),
+    "mkldnn._linear_pointwise.default",
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "flex_attention",
+    "fairseq.attention.default",
+}
+"""Operators that take most of a layer's time: matrix products and attention."""
 
 Forward = Callable[..., Any]
 """What a class of layers computes: a function of the layer and its arguments."""
@@ -171,12 +184,13 @@ def separate_embeddings(model: BaseFairseqModel) -> list[nn.Module]:
     return [] if shares else [decoder.embed_tokens]
 
 
-def checkpoint_activations(model: BaseFairseqModel) -> None:
-    """Let *model* keep the inputs of its layers only,
-    and compute the rest again in the backward pass.
+def checkpoint_activations(model: BaseFairseqModel, selective: bool = False) -> None:
+    """Let *model* keep the inputs of its layers only, and compute the rest again in the backward
+    pass; if *selective*, it also keeps the results of :data:`EXPENSIVE`.
 
-    Chen et al. 2016, "Training deep nets with sublinear
-    memory cost". Dropout draws the same masks again.
+    Chen et al. 2016, "Training deep nets with sublinear memory cost"; selective: Korthikanti et al.
+    2022, "Reducing activation recomputation in large transformer models", section 5. Dropout draws
+    the same masks again.
 
     Raises:
         UserError: the model has no :class:`TransformerLayer`.
@@ -184,15 +198,23 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
     layers = layers_of(model)
     if not layers:
         raise UserError(f"`checkpoint_activations`: {type(model).__name__} has no TransformerLayer; leave it out")
-    _replace_forward(layers, _recomputed)
+    contexts: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _keep_expensive)} if selective else {}
+    )
+
+    def recomputed(forward: Forward) -> Forward:
+        def run(layer: TransformerLayer, *args: Any, **options: Any) -> Any:
+            # Not the re-entrant kind: it takes no keyword arguments,
+            # and layers are called with some.
+            return checkpoint(forward, layer, *args, use_reentrant=False, **contexts, **options)
+
+        return run
+
+    _replace_forward(layers, recomputed)
 
 
-def _recomputed(forward: Forward) -> Forward:
-    def run(layer: TransformerLayer, *args: Any, **options: Any) -> Any:
-        # Not the re-entrant kind: it takes no keyword arguments, and layers are called with some.
-        return checkpoint(forward, layer, *args, use_reentrant=False, **options)
-
-    return run
+def _keep_expensive(ctx: object, operator: object, *args: object, **options: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if str(operator) in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:

@@ -32,6 +32,8 @@ def data_parallel(
     for name in ("cpu_offload", "shard_group_size"):
         if cfg.ddp_backend != BACKEND and getattr(cfg, name):
             raise UserError(f"`{name}`: needs `ddp_backend` {BACKEND}; add it or leave this out")
+    if cfg.checkpoint_policy != "full" and not cfg.checkpoint_activations:
+        raise UserError("`checkpoint_policy`: needs `checkpoint_activations`; add it or leave this out")
     model = graph.model
     sharded = is_sharded(cfg, world)
     # Sharded, it may never be whole on a device.
@@ -39,7 +41,7 @@ def data_parallel(
     if not sharded:
         graph.criterion.to(world.device)
     if cfg.checkpoint_activations:
-        checkpoint_activations(model)
+        checkpoint_activations(model, selective=cfg.checkpoint_policy == "selective")
     if compiled:
         compile_model(model, world.device)
     if sharded:

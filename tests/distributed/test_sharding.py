@@ -156,7 +156,7 @@ def test_recomputed_and_compiled_layers_are_sharded(tmp_path: Path) -> None:
     """With memory, stages, several batches an update and averages of weights."""
     importlib.import_module("torch.distributed.fsdp")  # once, before the processes are forked
     found = {}
-    together = f"{SHARDED} --compile --checkpoint-activations"
+    together = f"{SHARDED} --compile --checkpoint-activations --checkpoint-policy selective"
     for name, backend in (("together", together), ("whole", PLAIN)):
         (tmp_path / name).mkdir()
         found[name] = on_ranks(updated_weights, 2, tmp_path / name, tmp_path / name / "run", backend)

@@ -49,8 +49,10 @@ def test_an_interrupted_run_goes_on_exactly(flags: str, tmp_path: Path) -> None:
 
 def test_recomputed_activations_change_no_number(tmp_path: Path) -> None:
     flags = f"{LLAMA} {ADAM} --dropout 0.1 --max-update 4 --disable-validation --no-save"
-    logs = [runs.train(tmp_path, flags, more) for more in ("", "--checkpoint-activations")]
-    assert runs.losses(logs[0]) == runs.losses(logs[1])
+    recomputed = "--checkpoint-activations"
+    selective = f"{recomputed} --checkpoint-policy selective"
+    logs = [runs.train(tmp_path, flags, more) for more in ("", recomputed, selective)]
+    assert runs.losses(logs[0]) == runs.losses(logs[1]) == runs.losses(logs[2])
 
 
 def test_two_processes_train_as_one_sharded_or_not(tmp_path: Path) -> None:

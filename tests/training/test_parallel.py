@@ -35,7 +35,7 @@ class Steps:
         monkeypatch.setattr(self.graph.criterion, "to", self.recorder("criterion"))
 
     def recorder(self, name: str) -> Any:
-        return lambda *args: self.done.append((name, *args))
+        return lambda *args, **options: self.done.append((name, *args, *options.values()))
 
     def run(self) -> list[tuple[Any, ...]]:
         precision: Any = SimpleNamespace(move=self.recorder("move"), on=lambda device: torch.bfloat16)
@@ -93,6 +93,7 @@ def test_a_sharded_model_is_not_moved_whole_to_a_device(
             f"{SHARDED} --decoder-layerdrop 0.5",
             "--decoder-layerdrop: leaves out layers, which --ddp-backend fully_sharded",
         ),
+        ("--checkpoint-policy selective", "--checkpoint-policy: needs --checkpoint-activations; add it"),
         ("--cpu-offload", "--cpu-offload: needs --ddp-backend fully_sharded; add it or leave this out"),
         ("--shard-group-size 2", "--shard-group-size: needs --ddp-backend fully_sharded; add it or leave this out"),
     ],
