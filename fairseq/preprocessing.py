@@ -34,7 +34,6 @@ from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import STDIN, TextFormat, check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_corpus import TextReader
 from fairseq.text.text_hints import raw_text, wrapped_at
-from fairseq.text.text_tables import is_dataset
 from fairseq.text.tokenization import (
     TokenizeBlock,
     TokenizedText,
@@ -245,9 +244,9 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
 
 
 def _files(path: str) -> list[str]:
-    """The texts that *path* names: a file or a saved dataset itself, or the files of a folder or a
-    pattern such as ``*.txt``, sorted by name."""
-    if os.path.isdir(path) and not is_dataset(path):
+    """The texts that *path* names: a file itself, or the files of a folder or a pattern such as
+    ``*.txt``, sorted by name."""
+    if os.path.isdir(path):
         found = [str(file) for file in Path(path).rglob("*") if not file.name.startswith(".")]
     elif not os.path.lexists(path) and glob.escape(path) != path:
         found = glob.glob(path, recursive=True)

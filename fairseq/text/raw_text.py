@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError
 from fairseq.system.opening import BOM, read_errors
-from fairseq.text.text_tables import ROWS, is_table, table_files, table_rows
+from fairseq.text.text_tables import ROWS, SUFFIX, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
@@ -35,6 +35,7 @@ MAGIC = {  # how files begin that are no text, with what they are and what to do
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
     b"Rar!\x1a\x07": "a RAR archive; unpack it",
     b"%PDF-": "a PDF; extract its text",
+    **dict.fromkeys((b"ARROW1", b"\xff\xff\xff\xff"), "an Arrow file; write Parquet, as to_parquet of datasets does"),
     b"\x1f\x8b": "compressed; let its name end in .gz",
     b"BZh91AY&SY": "compressed; let its name end in .bz2",
     b"\xfd7zXZ\x00": "compressed; let its name end in .xz",
@@ -88,7 +89,7 @@ def format_of(path: str, field: str, join_lines: bool) -> TextFormat:
 
 
 def _has_rows(path: str) -> bool:
-    return path.removesuffix(_suffix(path)).endswith((*JSON_LINES, *DELIMITERS)) or is_table(path)
+    return path.removesuffix(_suffix(path)).endswith((*JSON_LINES, *DELIMITERS, SUFFIX))
 
 
 def is_plain(path: str) -> bool:
@@ -106,7 +107,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
     Raises:
         UserError: the file cannot be read, or is not what its suffix says.
     """
-    if is_table(path) or path.removesuffix(_suffix(path)).endswith(tuple(DELIMITERS)):
+    if path.removesuffix(_suffix(path)).endswith((*DELIMITERS, SUFFIX)):
         yield from _table_blocks(path, form.field or "text", report)
         return
     with read_errors(path, "give a text file"), open(path, "rb") as raw:
@@ -120,18 +121,17 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
 
 def _table_blocks(path: str, field: str, report: Callable[[int], object]) -> Iterator[Block]:
     first, data = 1, bytearray()
-    for file in table_files(path):
-        for texts, size in table_rows(file, field) if is_table(file) else _delimited_rows(file, field):
-            number = first + data.count(b"\n")
-            for text in texts:
-                # As JSON lines: everything behind this point knows one format with a field of text.
-                data += json.dumps({field: text}, ensure_ascii=False).encode() + b"\n"
-            if len(data) > LONGEST_ROW:
-                raise _too_long(path, f"rows from {number}")
-            report(size)
-            if len(data) >= BLOCK_BYTES:
-                yield Block(path, first, bytes(data), False)
-                first, data = number + len(texts), bytearray()
+    for texts, size in table_rows(path, field) if path.endswith(SUFFIX) else _delimited_rows(path, field):
+        number = first + data.count(b"\n")
+        for text in texts:
+            # As JSON lines: everything behind this point knows one format with a field of text.
+            data += json.dumps({field: text}, ensure_ascii=False).encode() + b"\n"
+        if len(data) > LONGEST_ROW:
+            raise _too_long(path, f"rows from {number}")
+        report(size)
+        if len(data) >= BLOCK_BYTES:
+            yield Block(path, first, bytes(data), False)
+            first, data = number + len(texts), bytearray()
     if data:
         yield Block(path, first, bytes(data), False)
 
@@ -413,8 +413,6 @@ def _paragraphs(lines: list[str]) -> list[str]:
 def check_raw(path: str) -> int:
     """Return the size on disk of a text; UserError if it cannot be read, is no regular file, is
     empty, or is of a kind that is not text."""
-    if os.path.isdir(path):
-        return sum(map(check_raw, table_files(path)))
     # As `<(command)` of a shell.
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")

@@ -36,40 +36,7 @@ def parquet(folder: Path, kind: str = "string") -> Path:
     return folder / "a.parquet"
 
 
-def stream(path: Path, table: Any) -> Path:
-    with pa.ipc.new_stream(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=90)
-    return path
-
-
-def saved_to_disk(folder: Path, **state: Any) -> Path:
-    """The folder that ``Dataset.save_to_disk`` writes, of two files."""
-    folder.mkdir()
-    names = [f"data-{number:05}-of-00002.arrow" for number in range(2)]
-    for name, part in zip(names, (column().slice(0, 110), column().slice(110)), strict=True):
-        stream(folder / name, part)
-    (folder / "dataset_info.json").write_text("{}")
-    state = {"_data_files": [{"filename": name} for name in names], "_indices_data_files": None, **state}
-    (folder / "state.json").write_text(json.dumps(state))
-    return folder
-
-
-def table(kind: str, folder: Path) -> Path:
-    if kind == "folder":
-        return saved_to_disk(folder / "saved")
-    if kind == "stream":
-        return stream(folder / "a.arrow", column())
-    if kind == "file":
-        with pa.ipc.new_file(str(folder / "a.arrow"), column().schema) as writer:
-            writer.write_table(column(), max_chunksize=90)
-        return folder / "a.arrow"
-    return parquet(folder, kind)
-
-
-KINDS = ["string", "large_string", "dictionary", "folder", "stream", "file"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
 @pytest.mark.parametrize("block", [50, 1 << 20])
 def test_tables_have_the_lines_and_documents_of_json_lines(
     kind: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,7 +44,7 @@ def test_tables_have_the_lines_and_documents_of_json_lines(
     monkeypatch.setattr(raw_text, "BLOCK_BYTES", block)
     monkeypatch.setattr(text_tables, "ROWS", 7)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
-    path, same = str(table(kind, tmp_path)), str(tmp_path / "a.jsonl")
+    path, same = str(parquet(tmp_path, kind)), str(tmp_path / "a.jsonl")
     form, sizes = format_of(path, "text", False), []
     assert form == format_of(same, "text", False) and not is_plain(path)
     blocks = list(read_blocks(path, form, sizes.append))
@@ -103,7 +70,7 @@ def test_memory_does_not_grow_with_the_rows_of_a_group(tmp_path: Path) -> None:
 
 def test_preprocessing_of_a_table_equals_that_of_its_text(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("".join(row.removesuffix("\n").replace("\r\n", "\n") + "\n" for row in ROWS))
-    for name, path in (("text", tmp_path / "t.txt"), ("table", saved_to_disk(tmp_path / "saved"))):
+    for name, path in (("text", tmp_path / "t.txt"), ("table", parquet(tmp_path))):
         flags = ["--trainpref", str(path), "--bpe", "hf", "--learn-bpe", "300", "--destdir", str(tmp_path / name)]
         preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), flags))
     text, rows = (IndexedCorpus(str(tmp_path / name / "train")) for name in ("text", "table"))
@@ -117,30 +84,18 @@ def read(path: Path, field: str = "text") -> list[str]:
     return [line for block in read_blocks(str(path), form) for line in lines_of(block, form)]
 
 
-@pytest.mark.parametrize("kind", ["string", "stream", "file", "folder"])
 @pytest.mark.parametrize("damage", ["cut", "other", "flipped"])
-def test_damaged_tables_are_one_line(kind: str, damage: str, tmp_path: Path) -> None:
-    path = table(kind, tmp_path)
-    file = path / "data-00001-of-00002.arrow" if kind == "folder" else path
-    data = bytearray(file.read_bytes())
+def test_damaged_tables_are_one_line(damage: str, tmp_path: Path) -> None:
+    path = parquet(tmp_path)
+    data = bytearray(path.read_bytes())
     if damage == "flipped":
         for place in range(64):
             data[place] ^= 0xFF
             data[-1 - place] ^= 0xFF
-    file.write_bytes({"cut": data[: len(data) // 3], "other": b"no table at all", "flipped": data}[damage])
-    with user_error(f"{file.name}: cannot be read as a table") as error:
+    path.write_bytes({"cut": data[: len(data) // 3], "other": b"no table at all", "flipped": data}[damage])
+    with user_error(f"{path.name}: cannot be read as a table") as error:
         read(path)
     assert "\n" not in str(error.value)
-
-
-def test_offsets_beyond_the_file_are_rejected(tmp_path: Path) -> None:
-    path = stream(tmp_path / "a.arrow", pa.table({"text": ["x" * 8] * 10}))
-    offsets = np.arange(0, 88, 8, dtype=np.int32)
-    data = path.read_bytes()
-    assert data.count(offsets.tobytes()) == 1
-    path.write_bytes(data.replace(offsets.tobytes(), np.append(offsets[:-1], 1 << 30).astype(np.int32).tobytes()))
-    with user_error("a.arrow: cannot be read as a table"):
-        read(path)
 
 
 def test_rows_without_text_are_named(tmp_path: Path) -> None:
@@ -154,35 +109,11 @@ def test_rows_without_text_are_named(tmp_path: Path) -> None:
             read(tmp_path / "a.parquet", field)
 
 
-@pytest.mark.parametrize(
-    "state, message",
-    [
-        (None, "is a folder; give a text file, or a folder that save_to_disk of datasets wrote"),
-        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "call flatten_indices"),
-        ({"_data_files": []}, "saved: has no rows; give a dataset with text"),
-        ({"_data_files": [{"filename": "../data.arrow"}]}, "state.json: damaged: names no files"),
-        ({"_data_files": 3}, "state.json: damaged: names no files"),
-        ({"_data_files": [{"filename": "gone.arrow"}]}, "gone.arrow: file not found"),
-    ],
-)
-def test_folders_that_cannot_be_read_are_one_line(state: Any, message: str, tmp_path: Path) -> None:
-    folder = saved_to_disk(tmp_path / "saved", **(state or {}))
-    if state is None:
-        (folder / "state.json").unlink()
-    with user_error(message):
-        read(folder)
-    (folder / "state.json").write_text("[1]")
-    with user_error("state.json: damaged"):
-        read(folder)
-
-
-def test_splits_of_a_folder_are_named(tmp_path: Path) -> None:
-    for split in ("train", "validation"):
-        saved_to_disk(tmp_path / split)
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
-    with user_error(r"has several splits \(train, validation\); give the folder of one of them"):
-        read(tmp_path)
-    assert len(read(tmp_path / "train")) > len(ROWS)
+def test_arrow_files_of_datasets_are_called_so(tmp_path: Path) -> None:
+    with pa.ipc.new_stream(str(tmp_path / "data.arrow"), column().schema) as writer:
+        writer.write_table(column())
+    with user_error("data.arrow: is an Arrow file; write Parquet, as to_parquet of datasets does"):
+        check_raw(str(tmp_path / "data.arrow"))
 
 
 def test_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
