@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -148,17 +147,11 @@ def _location(error: BaseException, path: Path) -> str:
     """The last line of the plug-in at *path* that *error* passed through, and the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    text = ""
-    # An exception of the plug-in may raise another one when it is shown.
-    with contextlib.suppress(BaseException):
-        text = str(error)
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    reason = f"{type(error).__name__}: {error}"
     root = (path if os.path.isdir(path) else path.with_suffix(".py")).resolve()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        # What was compiled from a string may have a name that no file can have.
-        with contextlib.suppress(ValueError, OSError):
-            if Path(file := frame.f_code.co_filename).resolve().is_relative_to(root):
-                return f"{file}, line {line}: {reason}"
+        if Path(file := frame.f_code.co_filename).resolve().is_relative_to(root):
+            return f"{file}, line {line}: {reason}"
     return reason
 
 
