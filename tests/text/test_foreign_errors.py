@@ -11,10 +11,9 @@ from mistakes import user_error
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import Space, Subwords
-from fairseq.text.tokenizers.hf import GPT2, HuggingFace
+from fairseq.text.tokenizers.base import Space
+from fairseq.text.tokenizers.hf import HuggingFace
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq.text.tokenizers.tokenizer import chosen_words
 
@@ -59,26 +58,6 @@ def test_an_invalid_setting_names_the_flag_of_its_tokenizer(monkeypatch: pytest.
         chosen_words(TextConfig(tokenizer="space"))
     with user_error(r"^--moses-source-lang: language 'xx': Moses has"):
         chosen_words(TextConfig(tokenizer="moses", moses_source_lang="xx"))
-
-
-SURROGATE = "\ud800"
-
-
-def subwords(kind: type[Subwords]) -> Subwords:
-    """An encoding of each kind that calls a library in another language."""
-    content = b"a b\n"
-    if kind is HuggingFace:
-        content = tokenizers.Tokenizer(MODELS["Unigram"]).to_str().encode()
-    if kind is SentencePiece:
-        content = SentencePiece.learn({"ab": 3, "ba": 2}, 7)
-    return kind(content, "codes")
-
-
-@pytest.mark.parametrize("kind", [GPT2, HuggingFace, SentencePiece])
-def test_half_of_a_surrogate_pair_is_blamed_on_the_text_and_not_on_the_codes(kind: type[Subwords]) -> None:
-    message = r"^text 'a\\ud800': '\\ud800' is half of a surrogate pair, which UTF-8 cannot represent; remove it$"
-    with pytest.raises(UserError, match=message):
-        subwords(kind).encode(["a", f"a{SURROGATE}"])
 
 
 @pytest.mark.parametrize("content", [b"\xff a\n", b"#version: x\na b\n", b"#version:\na b\n", b"a\n", b"a b c\n"])

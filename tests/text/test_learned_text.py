@@ -3,10 +3,6 @@ growing text."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from subword_encodings import TEXT
 
@@ -34,39 +30,3 @@ def test_long_words_are_learned_in_parts_and_others_as_they_are(monkeypatch: pyt
     first = 0 + LONGEST_WORD - 1  # the space before a word belongs to it
     parts = [f"so {word[:first]}", word[first : first + LONGEST_WORD], f"{word[first + LONGEST_WORD :]}, it"]
     assert HuggingFace.learn_lines([parts], 300) == cut
-
-
-def changed(change: Callable[[Any], None]) -> HuggingFace:
-    """A ``tokenizer.json`` with another step."""
-    values = json.loads(HuggingFace.learn_lines([TEXT.splitlines()], 260))
-    change(values)
-    return HuggingFace(json.dumps(values).encode(), "tokenizer.json")
-
-
-def replace(letters: str, content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": letters}, "content": content}
-
-
-def test_replacements_that_grow_a_text_without_bound_are_refused() -> None:
-    """The library ends the process, with signal 6, where its memory does not suffice."""
-    doubling = [replace("a", "aa")] * 40
-    for change in (
-        lambda values: values.update(normalizer={"type": "Sequence", "normalizers": doubling}),
-        lambda values: values.update(decoder={"type": "Sequence", "decoders": [*doubling, values["decoder"]]}),
-    ):
-        with pytest.raises(UserError, match="tokenizer.json: cannot be read .its replacements make more than 4096"):
-            changed(change).check()
-    few = changed(lambda values: values.update(normalizer={"type": "Sequence", "normalizers": doubling[:3]}))
-    few.check()
-    assert few.encode(["a"])[0].count("a") == 8
-
-
-def test_a_regular_expression_over_its_limit_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    costly = {"type": "Split", "pattern": {"Regex": "(a|aa)+$|(a+)+b"}, "behavior": "Isolated", "invert": False}
-    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    steps = {"type": "Sequence", "pretokenizers": [costly, whole]}
-    tokenizer = changed(lambda values: values.update(pre_tokenizer=steps))
-    for attempt in (tokenizer.encode, lambda lines: tokenizer.spans(lines[0])):
-        with pytest.raises(UserError, match="tokenizer.json: cannot be read .PanicException: Onig.* retry-limit"):
-            attempt(["a" * 5000 + "c"])
-    assert capfd.readouterr().err == ""

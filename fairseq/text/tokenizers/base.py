@@ -204,9 +204,8 @@ class Subwords(Value):
         return sum(letters[letter] for letter, symbols in known if UNKNOWN not in symbols) / max(1, letters.total())
 
     @contextlib.contextmanager
-    def library(self, lines: Sequence[str] = ()) -> Iterator[None]:
-        """Turn what a library raises about the content, or about *lines* that it cannot encode,
-        into a UserError.
+    def library(self) -> Iterator[None]:
+        """Turn what a library raises into a UserError about the content.
 
         Libraries raise errors of every type.
         """
@@ -216,12 +215,6 @@ class Subwords(Value):
             raise
         # The panic of a library written in Rust is no Exception.
         except BaseException as error:
-            for line in lines:
-                if half := HALF.search(line):
-                    raise UserError(
-                        f"text {line[:40]!a}: {half[0]!a} is half of a surrogate pair, which UTF-8 cannot represent; "
-                        "remove it"
-                    ) from None
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:

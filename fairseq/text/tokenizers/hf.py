@@ -32,8 +32,6 @@ PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 
 
 LONGEST_WORD = 1000  # characters of a word from which merges are learned
-REGEX = b'"Regex"'  # in a ``tokenizer.json`` with a pattern
-MOST_GROWTH = 1 << 12  # characters that replacements of a ``tokenizer.json`` may make of one
 
 
 @dataclass(frozen=True)
@@ -53,20 +51,15 @@ class LibrarySubwords(Subwords):
         return "" if self.byte_level else super().glue
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library(lines), self._quiet():
+        with self.library():
             # The fast variant leaves out offsets, which nothing reads here.
             encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
             return [self._vocabulary.line(encoding.ids) for encoding in encodings]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library([line]), self._quiet():
+        with self.library():
             encoding = self._tokenizer.encode(line, add_special_tokens=False)
             return self._vocabulary.spans(encoding.ids, encoding.offsets)
-
-    def _quiet(self) -> contextlib.AbstractContextManager[None]:
-        """Silence the library where it may panic: it prints
-        a trace before it raises, as for a costly expression."""
-        return silent_stderr() if REGEX in self.content else contextlib.nullcontext()
 
     def written(self, symbol: str) -> str:
         """Return a symbol of the library as :meth:`encode` writes it."""
@@ -155,15 +148,11 @@ class HuggingFace(LibrarySubwords):
             raise self.invalid(error) from None
         if not isinstance(values, dict):
             raise self.invalid("not a JSON object")
-        # The library ends the process where its memory does not suffice.
-        if max(_growth(values.get("normalizer")), _growth(values.get("decoder"))) > MOST_GROWTH:
-            raise self.invalid(f"its replacements make more than {MOST_GROWTH} characters of one")
         return _names(values.get("decoder"))
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        # `_names` reads the file within bounds, before the library does without any.
-        library, _ = import_tokenizers("hf"), self._names
+        library = import_tokenizers("hf")
         with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
             # A file may ask for rows to be cut and padded
@@ -265,23 +254,6 @@ def _cut_words(words: Any, line: str) -> list[str]:
     spans = (span for _, span in words.pre_tokenize_str(line))
     cuts = [at for start, end in spans for at in range(start + LONGEST_WORD, end, LONGEST_WORD)]
     return [line[start:end] for start, end in itertools.pairwise([0, *cuts, len(line)])]
-
-
-def _growth(step: object) -> int:
-    """The most characters that a normalizer or a decoder makes of one by replacing text."""
-    if not isinstance(step, dict):
-        return 1
-    growth = 1
-    for parts in (step.get("normalizers"), step.get("decoders")):
-        for inner in parts if isinstance(parts, list) else ():
-            # Bounded: a file may name a million steps.
-            growth = min(growth * _growth(inner), MOST_GROWTH + 1)
-    content, pattern = step.get("content"), step.get("pattern")
-    if step.get("type") == "Replace" and isinstance(content, str):
-        letters = pattern.get("String") if isinstance(pattern, dict) else None
-        # A regular expression may match nothing, before every character.
-        growth *= -(-len(content) // max(1, len(letters))) if isinstance(letters, str) else 1 + len(content)
-    return max(1, growth)
 
 
 def _names(decoder: object) -> list[str]:

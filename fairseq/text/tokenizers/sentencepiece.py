@@ -68,11 +68,11 @@ class SentencePiece(Subwords):
         self.decode(self.encode(["The cat  sat, ż 語 🙂"])[0].split())
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library(lines):
+        with self.library():
             return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library([line]):
+        with self.library():
             ids, pieces = self._model.encode(line, out_type=int), self._model.encode(line, out_type=str)
             normal, origin = self._model.normalize(line, with_offsets=True)
         at = [number for number, letter in enumerate(normal) for _ in letter.encode()] + [len(normal)]  # of each byte
