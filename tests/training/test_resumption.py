@@ -174,15 +174,6 @@ def test_stages_differ_in_nothing_by_themselves(tmp_path, warned):
     assert recorded(tmp_path, "weight_decay") == [0.1]
 
 
-@pytest.mark.parametrize("value", [[[1.0]], {"a": [1.0]}, [0.1] * 101])
-def test_stored_values_that_no_flag_has_are_passed_over(value, tmp_path, warned):
-    runs.train(tmp_path, QUICK, "--max-update 1")
-    state = checkpoint.read(tmp_path / "checkpoint_last.pt")
-    checkpoint.save(tmp_path / "checkpoint_last.pt", {**state, "args": {**state["args"], "clip_norm": value}})
-    runs.train(tmp_path, QUICK, "--max-update 2 --clip-norm 0.3")
-    assert warned() == []
-
-
 def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_line(tmp_path, warned):
     runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 1")
     state = checkpoint.read(tmp_path / "checkpoint_last.pt")
@@ -211,28 +202,6 @@ def test_settings_that_only_one_side_has_or_that_mean_the_same_say_nothing(warne
     assert line(now, stored, {}, "", warned) == ""
 
 
-def test_changed_settings_come_in_order_before_those_that_are_kept(warned: Any) -> None:
-    now = {"seed": 2, "dropout": 0.3, "weight_decay": 0.1, "lr": [0.2]}
-    stored = {"seed": 1, "dropout": 0.1, "weight_decay": 0.1, "lr": [0.2]}
-    kept = {"weight_decay": 0.1, "lr": [0.2]}
-    assert line(now, stored, kept, "--lr 0.7 --optimizer adam --weight-decay 0.5", warned) == (
-        "in force, other than in the checkpoint: --dropout 0.3 (was 0.1), --seed 2 (was 1); "
-        "in force as in the checkpoint: --lr 0.2 (not 0.7), --weight-decay 0.1 (not 0.5); --reset-lr-scheduler for "
-        "another --lr, --optimizer-overrides or --reset-optimizer for new ones"
-    )
-
-
-@pytest.mark.parametrize(
-    ("restored", "ways"),
-    [
-        ({"lr": [0.2]}, "--reset-lr-scheduler for another --lr"),
-        ({"momentum": 0.2}, "--optimizer-overrides or --reset-optimizer for new ones"),
-    ],
-)
-def test_the_ways_out_are_those_of_what_is_kept(restored: dict[str, Any], ways: str, warned: Any) -> None:
-    assert line({}, {}, restored, "--lr 0.7", warned).endswith(f"); {ways}")
-
-
 def test_a_restored_setting_that_overrides_change_is_named_once(warned: Any) -> None:
     told = line({"momentum": 0.5}, {"momentum": 0.9}, {"momentum": 0.5}, "", warned)
     assert told == "in force, other than in the checkpoint: --momentum 0.5 (was 0.9)"
@@ -248,14 +217,6 @@ def test_values_that_flags_have_are_named_and_cut_to_a_line(value: Any, is_named
         assert bool(told) is is_named and len(told) < 160
     text = line({"seed": "x" * 200}, {"seed": "y"}, {}, "", warned)
     assert text.endswith(f"--seed {'x' * 100} (was y)")
-
-
-def test_what_follows_the_stages_is_no_difference(warned: Any) -> None:
-    now = {"tokens_per_sample": 16, "max_tokens_valid": 16, "tokens_from_prev": 8, "seed": 2}
-    stored = {"tokens_per_sample": 8, "max_tokens_valid": 8, "tokens_from_prev": 4, "seed": 1}
-    changed = "in force, other than in the checkpoint: --seed 2 (was 1)"
-    assert line(now, stored, {}, "--stages 8:2,16:4 --max-tokens 64", warned).startswith(changed)
-    assert "--tokens-per-sample 16 (was 8)" in line(now, stored, {}, "", warned)
 
 
 def test_a_single_stage_has_nothing_that_follows_it(warned: Any) -> None:

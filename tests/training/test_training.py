@@ -11,10 +11,6 @@ import runs
 from fairseq import checkpoint
 
 
-def names(folder):
-    return sorted(path.name for path in folder.glob("*.pt"))
-
-
 # --- going on exactly
 
 
@@ -60,51 +56,11 @@ def test_run_resumed_in_the_middle_of_an_epoch_is_bit_identical_to_the_uninterru
         assert rest and rest == runs.summaries(whole, kind)[-len(rest) :]
 
 
-def test_checkpoint_holds_everything_that_a_run_goes_on_from(tmp_path):
-    runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, "--max-update 5 --fp16")
-    state = checkpoint.read(tmp_path / "checkpoint_last.pt")
-    extra = state["extra_state"]
-    assert state["optimizer_history"][-1]["num_updates"] == 5
-    assert state["last_optimizer_state"]["state"]["decoder.layers.0.fc1.weight"]["exp_avg"].any()
-    place = extra["train_iterator"]
-    assert {**place, "read": place["read"]["count"]} == {
-        "version": 2, "epoch": 1, "iterations_in_epoch": 5, "shuffle": False, "read": 5,
-    }  # fmt: skip
-    assert [layer.shape for layer in extra["carried"]["memory"]] == [(4, 16, 32)] * 2
-    assert set(extra) >= {"random", "loss_scaler", "val_loss", "best", "previous_training_time"}
-    assert isinstance(state["args"], dict) and state["args"]["arch"] == "shortformer_tiny"
-
-
 def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(tmp_path):
     flags = [runs.BASELINE, runs.DROPOUT, "--max-update 3 --no-save --disable-validation"]
     one, same, other = (runs.losses(runs.train(tmp_path, *flags, f"--seed {seed}")) for seed in (3, 3, 4))
     assert one == same
     assert all(x != y for x, y in zip(one, other, strict=True))
-
-
-def test_a_run_at_its_limit_does_nothing_and_leaves_its_checkpoint_alone(tmp_path):
-    runs.train(tmp_path, runs.BASELINE, "--max-update 3")
-    before = (tmp_path / "checkpoint_last.pt").stat()
-    assert runs.train(tmp_path, runs.BASELINE, "--max-update 3") == []
-    after = (tmp_path / "checkpoint_last.pt").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-# --- what is saved, and when
-
-
-def test_another_figure_does_not_compete_with_the_best_one_of_before(tmp_path, caplog):
-    runs.train(tmp_path, runs.BASELINE, "--max-update 2")
-    with caplog.at_level("INFO"):
-        log = runs.train(tmp_path, runs.BASELINE, "--max-update 3 --best-checkpoint-metric ppl")
-    changed = "`best_checkpoint_metric` ppl (was loss)"
-    assert f"best validation: starts anew, because it measures something else: {changed}" in caplog.text
-    [line] = runs.summaries(log, "test")
-    assert line["best_ppl"] == line["ppl"] > line["loss"]
-    assert checkpoint.read(tmp_path / "checkpoint_best.pt")["extra_state"]["val_loss"] == line["ppl"]
-
-
-# --- validation
 
 
 # --- batches
@@ -154,14 +110,6 @@ def test_json_log_has_fairseqs_fields_at_full_precision(tmp_path):
     }
 
 
-def test_epochs_summary_is_the_mean_of_its_updates(tmp_path):
-    log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1 --max-tokens 320 --no-save")
-    each, (summary,) = runs.updates(log), runs.summaries(log, "train")
-    tokens = sum(line["wpb"] for line in each)
-    assert summary["loss"] == pytest.approx(sum(line["loss"] * line["wpb"] for line in each) / tokens, rel=1e-9)
-    assert summary["gnorm"] == pytest.approx(sum(line["gnorm"] for line in each) / len(each), rel=1e-9)
-
-
 @pytest.mark.parametrize("log_format", ["simple", "tqdm", "none"])
 def test_other_log_formats_run(tmp_path, capsys, log_format):
     assert runs.train(tmp_path, runs.BASELINE, f"--max-update 2 --no-save --log-format {log_format}") == []
@@ -182,20 +130,3 @@ def test_shortformer_goes_on_in_another_precision(tmp_path, first, then):
     runs.train(tmp_path, *flags, first, "--max-update 2 --disable-validation")
     log = runs.train(tmp_path, *flags, then, "--max-update 4 --disable-validation")
     assert [line["num_updates"] for line in runs.updates(log)] == [3, 4]
-
-
-def test_speeds_after_a_resume_count_what_was_done_since(tmp_path):
-    flags = [runs.BASELINE, runs.NAG, "--log-interval 8 --disable-validation"]
-    runs.train(tmp_path, *flags, "--max-update 7")
-    log = runs.train(tmp_path, *flags, "--max-update 9")
-    line = next(line for line in log if line.get("num_updates") == 8 and "loss" in line)
-    assert line["ups"] * line["train_wall"] == pytest.approx(1.0, rel=0.5), "one update, not the eight of the interval"
-
-
-def test_resetting_the_optimizer_forgets_the_best_figure(tmp_path):
-    runs.train(tmp_path / "a", runs.BASELINE, runs.NAG, "--max-update 9")
-    best = checkpoint.read(tmp_path / "a" / "checkpoint_last.pt")["extra_state"]["best"]
-    assert best is not None
-    start = ["--restore-file", tmp_path / "a" / "checkpoint_last.pt", "--reset-optimizer --reset-dataloader"]
-    runs.train(tmp_path / "b", runs.BASELINE, runs.NAG, *start, "--max-update 2 --lr 1e-9")
-    assert (tmp_path / "b" / "checkpoint_best.pt").exists()

@@ -162,38 +162,6 @@ def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Pa
 # The average of the weights
 
 
-def test_the_average_is_the_mean_of_what_the_weights_were(tmp_path: Path) -> None:
-    flags = [XL, "--max-update 9 --save-interval-updates 1 --disable-validation"]
-    runs.train(tmp_path / "plain", flags)
-    runs.train(tmp_path / "averaged", flags, "--average-weights-from 6")
-    names = [f"checkpoint_1_{update}.pt" for update in (6, 7, 8, 9)]
-    states = [checkpoint.load(tmp_path / "plain" / name)["model"] for name in names]
-    found = checkpoint.load(tmp_path / "averaged" / "checkpoint_last.pt")["model"]
-    for name, value in found.items():
-        wanted = torch.stack([state[name].double() for state in states]).mean(0)
-        torch.testing.assert_close(value.double(), wanted, atol=1e-6, rtol=1e-5)
-    early = checkpoint.load(tmp_path / "averaged" / "checkpoint_1_5.pt")["model"]
-    assert runs.difference(early, checkpoint.load(tmp_path / "plain" / "checkpoint_1_5.pt")["model"]) is None
-
-
-def test_validation_uses_the_average_and_training_does_not(tmp_path: Path) -> None:
-    flags = [XL, STILL, "--max-update 10"]
-    plain = runs.train(tmp_path / "plain", flags)
-    averaged = runs.train(tmp_path / "averaged", flags, "--average-weights-from 3")
-    assert runs.losses(plain) == runs.losses(averaged)
-    assert runs.summaries(plain, "test")[-1]["loss"] != runs.summaries(averaged, "test")[-1]["loss"]
-    log = evaluate(tmp_path / "averaged" / "checkpoint_last.pt", "--batch-size 32 --gen-subset test")
-    assert runs.summaries(averaged, "test")[-1]["loss"] == pytest.approx(log["loss_base2"], abs=1e-5)
-
-
-def test_going_on_without_the_flag_goes_on_from_the_weights_not_their_average(tmp_path: Path) -> None:
-    flags = [XL, "--disable-validation"]
-    whole = runs.train(tmp_path / "whole", flags, "--max-update 12")
-    runs.train(tmp_path / "parts", flags, "--max-update 8 --average-weights-from 2")
-    rest = runs.train(tmp_path / "parts", flags, "--max-update 12")
-    assert runs.losses(rest) == runs.losses(whole)[8:]
-
-
 def test_the_average_of_half_precision_weights_is_kept_in_full_precision(tmp_path: Path) -> None:
     parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
     average = WeightAverage([parameter], 1)
@@ -210,14 +178,6 @@ def test_the_average_of_half_precision_weights_is_kept_in_full_precision(tmp_pat
     saved = next((tmp_path / "whole").glob("checkpoint_*_5.pt"))
     runs.train(tmp_path / "parts", flags, "--save-interval-updates 5", ["--restore-file", saved])
     assert runs.difference(*(runs.content(tmp_path / n / "checkpoint_last.pt") for n in ("whole", "parts"))) is None
-
-
-def test_an_average_of_nothing_is_what_the_weights_are() -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    average = WeightAverage([parameter], 5)
-    average.update(4)
-    with average.in_place():
-        assert torch.equal(parameter, torch.ones(3))
 
 
 # Evaluation

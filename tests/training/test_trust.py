@@ -23,21 +23,6 @@ from fairseq.training.state import TrainingState
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --disable-validation"
 
 
-def test_settings_are_logged_and_written_as_a_config_that_repeats_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    flags = [QUICK, "--optimizer adam --adam-betas 0.5,0.9 --lr-scheduler inverse_sqrt --warmup-updates 3"]
-    log = runs.train(tmp_path / "a", *flags, "--max-update 2")
-    (line,) = [message for message in caplog.messages if message.startswith("settings: ")]
-    assert "adam_betas=0.5,0.9" in line and f"data={runs.DATA}" in line and "arch=transformer_lm_tiny" in line
-    assert "disable_validation=on" in line and "patience=-1" in line
-    again = runs.train(tmp_path / "b", "--config", tmp_path / "a" / "settings.yaml")
-    assert runs.updates(again) == runs.updates(log) and len(runs.losses(log)) == 2
-    one, two = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("a", "b"))
-    assert runs.difference(one, two) is None
-
-
 def test_no_settings_are_written_where_nothing_is_saved(tmp_path: Path) -> None:
     runs.train(tmp_path / "a", QUICK, "--max-update 1 --no-save")
     assert not (tmp_path / "a").exists()
