@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import shortened, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.config.shared import Part
 from fairseq.errors import SettingError, UserError, nearest
-from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
+from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
 from fairseq.optim.groups import NO_DECAY
 
 
@@ -150,7 +149,6 @@ class FairseqOptimizer(Part):
         """
         # Before anything is loaded: torch would report another count, or fail within an update.
         _check_shapes(state, self.params)
-        _check_groups(state["param_groups"], self.param_groups)
         before = [dict(group) for group in self.param_groups]
         # A state of another version or of fairseq lacks settings that are newer.
         groups = [{**mine, **stored} for mine, stored in zip(before, state["param_groups"], strict=True)]
@@ -189,13 +187,8 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, object]:
     fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
-    for number, group in enumerate(groups):
+    for group in groups:
         members = [entries[index] for index in group["params"] if index in entries]
-        if "step" in group:
-            check_number(group["step"], f"step of group {number}")
-        for entry in members:
-            if "step" in entry:
-                check_number(entry["step"], "step of a parameter")
         if to_group and "step" not in group and (steps := [int(entry["step"]) for entry in members if "step" in entry]):
             # apex counts for all parameters of a group together; one that joined later has fewer.
             group["step"] = max(steps)
@@ -203,31 +196,6 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, object]:
             for entry in members:
                 entry.setdefault("step", group["step"])
     return {**state, "state": entries, "param_groups": groups}
-
-
-def _check_groups(stored: Sequence[Mapping[str, object]], local: Sequence[Mapping[str, object]]) -> None:
-    """Raise UserError if a setting of a group has another type than this optimizer's."""
-    for group in stored:
-        for name in local[0].keys() & group.keys() - {"params"}:
-            if not _is_alike(local[0][name], group[name]):
-                raise UserError(
-                    f"checkpoint: setting {name} of its optimizer is {shortened(group[name])}, expected a value like "
-                    f"{shortened(local[0][name])}; {RESET}"
-                )
-
-
-def _is_alike(expected: Any, value: Any) -> bool:
-    if isinstance(expected, list | tuple):
-        same_length = isinstance(value, list | tuple) and len(value) == len(expected)
-        return same_length and all(map(_is_alike, expected, value))
-    if isinstance(expected, bool | str):
-        return isinstance(value, type(expected)) or value is None
-    if isinstance(expected, int | float | Tensor):
-        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        # Compared, not converted: a whole number of a file
-        # may be beyond float64. NaN is in no range.
-        return isinstance(number, int | float) and abs(number) <= sys.float_info.max
-    return True
 
 
 def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:

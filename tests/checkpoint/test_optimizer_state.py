@@ -122,18 +122,6 @@ def test_a_state_of_another_model_is_a_user_error(named):
         own.by_number(state, [{"params": list(other.parameters())}], list(other.state_dict()))
 
 
-NO_NUMBERS = [10**400, -(10**6000), float("inf"), float("nan"), torch.tensor(float("nan")), "x"]
-
-
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=["int", "digits", "inf", "nan", "tensor", "text"])
-def test_a_setting_that_is_no_finite_number_is_a_user_error(value):
-    _, optimizer, _ = trained()
-    state = optimizer.state_dict()
-    state["param_groups"][0]["eps"] = value
-    with pytest.raises(UserError, match="^checkpoint: setting eps of its optimizer is .*, expected a value like 1e-0"):
-        optimizer.load_state_dict(state)
-
-
 def test_a_state_of_another_layout_passes_unchanged():
     _, optimizer, names = trained()
     assert names.by_name({"rounds": 3}) == {"rounds": 3} == names.by_number({"rounds": 3}, optimizer.param_groups)

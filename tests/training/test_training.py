@@ -10,7 +10,6 @@ import runs
 
 from fairseq import checkpoint
 
-
 # --- going on exactly
 
 
