@@ -44,20 +44,6 @@ def test_no_data(mistake):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        *("--dropout 1", "--dropout nan", "--dropout much", "--relu-dropout 1", "--decoder-layers 1.5", "--lr 0"),
-        *("--lr -1", "--lr inf", "--lr ,", "--update-freq 1,0", "--seed 99999999999999999999999", "--log-format xml"),
-        *("--fp16-init-scale 0", "--keep-last-epochs -2", "--dataset-impl lazy", "--distributed-world-size 0"),
-    ],
-)
-def test_values_out_of_range_name_their_flag(mistake, flags):
-    name = flags.split()[0]
-    line = mistake(*flags.split())
-    assert line.startswith({"--relu-dropout": "--activation-dropout"}.get(name, name))
-
-
-@pytest.mark.parametrize(
     "flags, line",
     [
         ("--fp16 --bf16", "--fp16 --bf16: choose one"),

@@ -20,7 +20,6 @@ from fairseq.errors import UserError
 from fairseq.system.plugins import import_user_module
 from fairseq.system.workers import Workers
 from fairseq_cli import generate, interactive
-from fairseq_cli import preprocess as preprocess_command
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
 
@@ -78,31 +77,6 @@ def test_overrides_with_other_keys_than_names():
     for text in ("{[]: 2}", "{1: 2}", "{" * 5000, "{'a'"):
         with user_error("--model-overrides .*expected a dict"):
             parse_dict("--model-overrides", text)
-
-
-def preprocessing(monkeypatch, capsys, *flags):
-    monkeypatch.setattr(sys, "argv", ["preprocess.py", "--only-source", *map(str, flags)])
-    with pytest.raises(SystemExit) as end:
-        preprocess_command.cli_main()
-    lines = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and len(lines) == 1
-    return lines[0].removeprefix("preprocess.py: error: ")
-
-
-@pytest.mark.parametrize(
-    "flags, line",
-    [
-        ("--padding-factor 100000000", "--padding-factor 100000000: must be at most"),
-        (f"--nwordssrc {LARGEST}", "--nwordssrc: expected"),
-    ],
-)
-def test_preprocessing_is_bounded(monkeypatch, capsys, tmp_path, flags, line):
-    (tmp_path / "x").write_text("a b c\n")
-    with little_memory():
-        found = preprocessing(
-            monkeypatch, capsys, "--trainpref", tmp_path / "x", "--destdir", tmp_path / "d", *flags.split()
-        )
-    assert found.startswith(tuple(line.split("|"))) and not (tmp_path / "d").exists()
 
 
 @pytest.mark.parametrize("parser", [get_generation_parser, get_interactive_generation_parser])

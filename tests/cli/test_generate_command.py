@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 
-import numpy as np
 import pytest
 import runs
 from mistakes import user_error
 
 from fairseq.config import options
-from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.inference import Search, generator_of, stream
 from fairseq.inference.generation import draw_starts
@@ -168,22 +166,6 @@ def test_mistakes_are_told_in_one_line(flags, tmp_path):
     with user_error(MISTAKES[flags]) as error:
         run("--cpu", flags.format(baseline=BASELINE, file=tmp_path / "file"))
     assert "\n" not in error.value.with_flags
-
-
-def test_token_beyond_the_dictionary_is_refused(tmp_path):
-    shutil.copy(runs.DATA / "dict.txt", tmp_path / "dict.txt")
-    with IndexedWriter(tmp_path / "test", token_dtype(9000)) as writer:
-        writer.add(np.array([4, 8000, 2]), np.array([3]))
-    with pytest.raises(UserError, match=r"token 1 is number 8000"):
-        run("--cpu --context-tokens 1 --path", BASELINE, data=tmp_path)
-
-
-def test_corpus_of_another_dictionary_is_refused(tmp_path):
-    (tmp_path / "dict.txt").write_text("a 3\nb 2\n")
-    with IndexedWriter(tmp_path / "test", token_dtype(6)) as writer:
-        writer.add(np.array([4, 5, 2]), np.array([3]))
-    with pytest.raises(UserError, match=r"dictionary of 1200 symbols"):
-        run("--cpu --context-tokens 1 --path", BASELINE, data=tmp_path)
 
 
 def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):

@@ -19,9 +19,11 @@ from fairseq.system.files import (
     atomic_file,
     atomic_folder,
     link_or_copy,
+    make_folder,
     prepare_file,
     prepare_folder,
     remove_leftovers,
+    removing_empty_folders,
 )
 
 
@@ -249,3 +251,17 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path):
         prepare_file("--out", tmp_path)
     prepare_file("--out", tmp_path / "new" / "a.npz")
     assert sorted(os.listdir(tmp_path)) == ["file", "new"]
+
+
+def test_after_an_exception_new_folders_that_are_empty_are_gone_and_others_stay(tmp_path):
+    (tmp_path / "before").mkdir()
+    with pytest.raises(KeyboardInterrupt), removing_empty_folders():
+        make_folder(tmp_path / "before" / "new")
+        make_folder(tmp_path / "full" / "a" / "b")
+        (tmp_path / "full" / "file").touch()
+        # A statement that ended well within one that did not.
+        with removing_empty_folders():
+            prepare_file("--output", tmp_path / "late" / "file")
+        raise KeyboardInterrupt
+    remaining = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert remaining == ["before", "full", "full/file"]
