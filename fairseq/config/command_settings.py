@@ -211,6 +211,24 @@ class TokenizeConfig(TextConfig):
 
 
 @dataclass(frozen=True)
+class AttentionConfig(ModelPathConfig):
+    """Attention plots: settings of ``fairseq-analyze attention``."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
+    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
+    positions: list[int] | None = flag(
+        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
+    )
+    heads: str | None = flag(
+        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
+    )
+    terms: bool | None = flag(
+        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
+    )
+
+
+@dataclass(frozen=True)
 class ReclConfig(ModelPathConfig):
     """Context length: settings of ``fairseq-analyze recl``."""
 
