@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; after an interruption it goes on; results in demo/
-	@$(BIN)/python -m fairseq_cli.demo
+	@bash examples/demo.sh
 
 # mypy runs beside the tests: one core, which they leave idle now and then.
 test: lint contracts ## everything that CI runs
@@ -48,7 +48,7 @@ docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken li
 	@$(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: build/site/index.html"
 
-wheel: ## build sdist and wheel; run the small demo and golden tests with it, outside the repository (TORCH=torch==2.7.0)
+wheel: ## build sdist and wheel; run commands and golden tests with it, outside the repository (TORCH=torch==2.7.0)
 	@bash scripts/check_wheel.sh build/dist $(PYTHON)
 
 bench: $(INSTALLED) ## measure speed and memory on this machine

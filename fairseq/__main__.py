@@ -3,7 +3,6 @@
 from fairseq.system.version import NAME, __version__
 
 COMMANDS = {
-    "fairseq-demo": "train and evaluate a small model in a few minutes",
     "fairseq-corpus": "make a corpus: text in three splits",
     "fairseq-preprocess": "text to a dictionary and binary corpora",
     "fairseq-tokenize": "text to symbols, or symbols to text",

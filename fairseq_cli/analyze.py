@@ -76,9 +76,7 @@ class NotesConfig(Config):
     top: int = flag(10, "number of words to show without `words`", low=1)
     nearest: int = flag(8, "nearest neighbours to list per word", low=1)
     map_words: int = flag(500, "number of words on the map", low=1)
-    results_path: str | None = flag(
-        None, "folder for notes.json, notes.html and notes.png", aliases=("--out",), metavar="DIR"
-    )
+    results_path: str | None = flag(None, "folder for notes.json and notes.png", aliases=("--out",), metavar="DIR")
 
 
 def get_notes_parser() -> Parser:

@@ -136,9 +136,8 @@ def test_flags_are_named_at_the_border_only() -> None:
             *("--restore-file", "--finetune-from-model", "--reset-"),
         },
         **dict.fromkeys(("fairseq.evaluation.finetuning", "fairseq.analysis.comparison")),  # command lines
-        # Arguments of git and of compilers, and variables of style sheets.
+        # Arguments of git and of compilers.
         **dict.fromkeys(("fairseq.system.provenance", "fairseq.kernels.build"), None),
-        **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.generation", "fairseq.notes.note_map"), None),
     }
     named = {module: flags_in(tree_of(module)) for module in FILES if not module.startswith(border)}
     unlisted = {module: flags for module, flags in named.items() if allowed.get(module, set()) is not None}

@@ -4,7 +4,6 @@ score."""
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from fairseq.inference.loading import check_no_begin, data_and_models, load_lang
 from fairseq.logging import show_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.precision import Precision
-from fairseq.system import pages
 from fairseq.system.files import atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
@@ -33,14 +31,9 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextCorpus
 
 logger = logging.getLogger(__name__)
-PICTURES = {
-    "attention-distance.png": "Mean weight of each head by distance; one row per head, layers from top to bottom.",
-    "attention-position.png": "Weights of chosen heads when single tokens are predicted.",
-    "attention-terms.png": "The softmax of each term of the score alone, averaged in the same way: (a) content, "
-    "(b) content and position, (c) content bias, (d) position bias.",
-}
+PICTURES = ("attention-distance.png", "attention-position.png", "attention-terms.png")
 # results.json is the last to move: where it is, the other files are of the same run.
-FILES = ("attention.npz", *PICTURES, "attention.html", "results.json")
+FILES = ("attention.npz", *PICTURES, "results.json")
 SMALL_BATCH = 4096  # default tokens of a batch without memory
 
 Head = tuple[int, int]
@@ -151,7 +144,7 @@ def _table(maps: AttentionMaps) -> list[list[str]]:
 
 
 def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[str, object]) -> None:
-    """Write the arrays, the plots, the report and the results to *folder*."""
+    """Write the arrays, the plots and the results to *folder*."""
     distance, position, terms = (folder / name for name in PICTURES)
     maps.save(folder / "attention.npz")
     plots.draw_distances(distance, maps)
@@ -161,17 +154,4 @@ def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[s
         plots.draw_positions(position, maps.at_positions, heads)
     if maps.terms:
         plots.draw_terms(terms, maps)
-    facts = {
-        "Checkpoint": results["checkpoint"],
-        "Data": f"{results['data']}, {results['split']}",
-        "Reading": f"segments of {results['segment']}, memory {results['memory']}, {results['rows']} rows",
-        "Counted positions": f"{maps.queries:,}",
-        "Predicted tokens": ", ".join(f"{at.target} ({at.position:,})" for at in maps.at_positions),
-        **pages.run_facts(results),
-    }
-    pictures = [
-        pages.picture(folder / name, caption) for name, caption in PICTURES.items() if os.path.exists(folder / name)
-    ]
-    body = [pages.section("Mean distance by layer", pages.table(_table(maps))), pages.section("Plots", *pictures)]
-    pages.write(folder / "attention.html", pages.page("Attention", facts, "\n".join(body)))
     write_json(folder / "results.json", results)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fairseq.analysis import plots
 from fairseq.checkpoint import load
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.notes import note_map
-from fairseq.notes.note_map import Neighbours
-from fairseq.notes.study import Note, NoteStudy
+from fairseq.notes.study import Neighbour, Note, NoteStudy
 from fairseq.notes.words import NoteWords
-from fairseq.system import pages
 from fairseq.system.files import atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.tables import table
 
-FILES = ("notes.json", "notes.html", "notes.png")
+FILES = ("notes.json", "notes.png")
+HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
+
+Neighbours = Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]]
+"""Nearest notes and nearest tokens, by word."""
 
 
 def show_notes(
@@ -58,10 +59,10 @@ def show_notes(
         notes = [study.facts(number) for number in range(len(study.words))]
         written = int((study.written > 0).sum())
         print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
-        print(*table(note_map.table(notes, neighbours), left=len(note_map.HEAD)), sep="\n")
+        print(*table(_rows([study.facts(number) for number in numbers], neighbours), left=len(HEAD)), sep="\n")
         report = _report(path, study, notes, neighbours)
         if results_path is not None:
-            _write(results_path, map_words, study, notes, neighbours, report)
+            _write(results_path, map_words, study, notes, report)
     return report
 
 
@@ -92,25 +93,28 @@ def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbou
     }
 
 
+def _rows(notes: Sequence[Note], neighbours: Neighbours) -> list[list[str]]:
+    """Rows of cells: the numbers of each word of *neighbours*, and its nearest ones."""
+    rows = [list(HEAD)]
+    for note in notes:
+        if note.word in neighbours:
+            age = "never written" if note.age is None else note.age
+            nearest = (", ".join(f"{one.word} {one.cosine:.2f}" for one in some) for some in neighbours[note.word])
+            rows.append([note.word, str(note.count), str(note.taken), str(age), f"{note.norm:.3g}", *nearest])
+    return rows
+
+
 def _write(
     results_path: str,
     map_words: int,
     study: NoteStudy,
     notes: list[Note],
-    neighbours: Neighbours,
     report: dict[str, object],
 ) -> None:
     """Write :data:`FILES`; without written notes, only the first."""
     drawn = study.most_taken(map_words)
     files = FILES if drawn else FILES[:1]
     with atomic_folder(results_path, files, "`results_path`") as folder:
-        report = {**report, **about_run()}
-        write_json(folder / "notes.json", report)
-        if not drawn:
-            return
-        positions, chosen = study.plane(drawn), [notes[number] for number in drawn]
-        facts = {"Checkpoint": report["checkpoint"], "Notes": len(notes), "On the map": len(drawn)}
-        facts["Updates"] = study.updates
-        facts |= pages.run_facts(report)
-        pages.write(folder / "notes.html", note_map.as_page(chosen, positions, neighbours, facts))
-        plots.draw_notes(folder / "notes.png", chosen, positions)
+        write_json(folder / "notes.json", {**report, **about_run()})
+        if drawn:
+            plots.draw_notes(folder / "notes.png", [notes[number] for number in drawn], study.plane(drawn))

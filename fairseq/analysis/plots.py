@@ -5,11 +5,9 @@ All functions that draw raise UserError where the file cannot be written.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import io
-import logging
-import warnings
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
 from fairseq.analysis.curves import Curve
 from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
-from fairseq.notes.note_map import without_overlap
 from fairseq.notes.study import Note
 from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
@@ -34,6 +31,8 @@ CURVE_FORMATS = (".png", ".svg", ".pdf")
 MOST_ROWS = 60  # of a map with names
 DISTANCE = "distance (tokens; 0: the token just read)"
 MOST_MARKERS = 60  # of a curve, at full size
+LABELS = 60  # most notes named on their map
+NARROW, WIDE, HEIGHT = 0.6, 1.05, 1.25  # of a character, as shares of the size of the font
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
@@ -191,7 +190,7 @@ def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None
     span = np.maximum(positions.max(0) - positions.min(0), 1e-12)
     on_paper = (positions - positions.min(0)) / span * (440, 500)
     words = [_label(note.word, 20) for note in notes]
-    for number in without_overlap(on_paper, words, 7, most=60):
+    for number in without_overlap(on_paper, words, 7, LABELS):
         panel.annotate(words[number], positions[number], (2, 2), textcoords="offset points", fontsize=7)
     panel.set(xlabel="first principal component", ylabel="second principal component")
     _save(figure, path)
@@ -260,7 +259,6 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, path: Path, kind: str = "png") -> None:
-    choose_fonts(figure)
     # In memory first: matplotlib's writers answer a full
     # disk with errors of their own, such as zlib's.
     content = io.BytesIO()
@@ -343,66 +341,27 @@ def _escaped(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-logger = logging.getLogger(__name__)
+def width(text: str, size: float) -> float:
+    """Approximate width of *text* in a proportional font of *size*."""
+    return sum(size * (WIDE if unicodedata.east_asian_width(char) in "WF" else NARROW) for char in text)
 
 
-def choose_fonts(figure: Any) -> None:
-    """Set fonts behind matplotlib's own for what it lacks in the texts of *figure*; log characters
-    no font has."""
-    from matplotlib.text import Text
+def without_overlap(positions: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
+    """Return the points whose labels fit beside them, the first points first, at most *most*.
 
-    texts = figure.findobj(Text)
-    characters = {char for text in texts for char in text.get_text() if char.isprintable() and not char.isspace()}
-    missing = frozenset(map(ord, characters)) - _characters(_default_file())
-    if not missing:
-        return
-    names, missing = _substitutes(missing)
-    for text in texts:
-        text.set_fontfamily([*text.get_fontfamily(), *names])
-    if missing:
-        sample = " ".join(map(chr, sorted(missing)[:8]))
-        logger.warning(
-            "pictures: no installed font has %s%s, boxes are drawn; install a font of that script, such as Noto",
-            sample, " …" if len(missing) > 8 else "",
-        )  # fmt: skip
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # said once, above
-
-
-def _default_file() -> str:
-    from matplotlib import font_manager
-
-    return str(font_manager.findfont(font_manager.FontProperties()))
-
-
-def _substitutes(missing: frozenset[int]) -> tuple[list[str], frozenset[int]]:
-    """Families of installed fonts that have *missing* characters, each the one with most of them;
-    and what is left."""
-    from matplotlib import font_manager
-
-    # The upright fonts of normal weight; sans serif ones first, as matplotlib's own. A last-resort
-    # font draws boxes.
-    fonts = [
-        font for font in font_manager.fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")
-    ]
-    fonts = [font for font in fonts if not font.name.startswith("Last Resort")]
-    fonts.sort(key=lambda font: ("Sans" not in font.name, font.name))
-    names: list[str] = []
-    while missing and fonts:
-        best = max(fonts, key=lambda font: len(missing & _characters(font.fname)))
-        if not missing & _characters(best.fname):
+    Args:
+        positions: [n, 2], in the units of the font's *size*; a label begins at its point.
+        words: the labels, [n].
+    """
+    chosen: list[int] = []
+    boxes = np.zeros((0, 3))  # left, right and middle of the labels chosen
+    for number, (x, y) in enumerate(positions):
+        if len(chosen) == most:
             break
-        # Greedily the font with most of what is missing: few fonts in one picture.
-        names.append(best.name)
-        missing -= _characters(best.fname)
-    return names, missing
-
-
-@functools.cache
-def _characters(file: str) -> frozenset[int]:
-    """Code points of the characters in a font's *file*; none if it cannot be read."""
-    from matplotlib.ft2font import FT2Font
-
-    try:
-        return frozenset(FT2Font(file).get_charmap())
-    except (OSError, RuntimeError):
-        return frozenset()
+        right = x + width(words[number], size)
+        apart = (boxes[:, 0] > right) | (boxes[:, 1] < x) | (np.abs(boxes[:, 2] - y) > HEIGHT * size)
+        if apart.all():
+            # The first points come first: a label once placed is not moved for a later one.
+            chosen.append(number)
+            boxes = np.vstack([boxes, (x, right, y)])
+    return chosen

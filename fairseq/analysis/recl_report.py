@@ -17,25 +17,16 @@ from fairseq.inference.loading import data_and_models, stream_settings
 from fairseq.logging import show_progress
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.system import pages
 from fairseq.system.files import atomic_file, atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
-from fairseq.system.tables import markdown, table
+from fairseq.system.tables import table
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
-PICTURES = {
-    "recl-gain.png": "Gain in perplexity of each step of context, by model; one panel for each share r of hardest "
-    "positions. Lines that stay high to the right use longer contexts. The scales of the panels differ.",
-    "recl-relative-gain.png": "The same relative to the perplexity of the group's best with the shorter context, with "
-    "standard errors. A RECL is the left number of the first step whose gain is below the threshold. Gains of zero are "
-    "not shown.",
-    "recl-perplexity.png": "Perplexity over context length, without a baseline. Where it rises, a long RECL shows "
-    "fluctuating losses only.",
-}
+PICTURES = ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png")
 # results.json is the last to move: where it is, the other files are of the same run.
-FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
+FILES = ("losses.npz", *PICTURES, "results.json")
 
 
 def report_recl(
@@ -84,16 +75,13 @@ def report_recl(
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
         remarks = [line for remark in recl.remarks(measured) for line in ("", remark)]
-        rows = recl.table(measured, gains, cfg.threshold)
-        print(*table(rows, left=1), *remarks, sep="\n")
+        print(*table(recl.table(measured, gains, cfg.threshold), left=1), *remarks, sep="\n")
         count = measured.losses.shape[2]
         print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
         metrics = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
             about = {"checkpoints": paths, "data": source, "split": stream.gen_subset, "seed": common.seed}
             with atomic_folder(cfg.results_path, FILES, "`results_path`") as folder:
-                with atomic_file(folder / "recl.md", "`results_path`") as file:
-                    file.write("\n".join([*markdown(rows, left=1), *remarks, ""]).encode())
                 _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
     return metrics
 
@@ -105,7 +93,7 @@ def _write(
     positions: np.ndarray,
     gains: Sequence[recl.Gains],
 ) -> None:
-    """Write the report, the results, every loss and the plots to *folder*."""
+    """Write the results, every loss and the plots to *folder*."""
     threshold = results["threshold"]
     with atomic_file(folder / "losses.npz", "`results_path`") as file:
         names = np.array(measured.names)
@@ -114,20 +102,4 @@ def _write(
     plots.draw_gains(absolute, measured, gains, None)
     plots.draw_gains(relative, measured, gains, threshold)
     plots.draw_perplexities(perplexity, measured)
-    facts = {
-        "Checkpoints": ", ".join(results["checkpoints"]),
-        "Data": f"{results['data']}, {results['split']}",
-        "Positions": f"{results['positions']}, drawn with seed {results['seed']}",
-        "Threshold": f"relative gain of {threshold:g}",
-        **pages.run_facts(results),
-    }
-    body = [
-        pages.section(
-            "RECL in tokens",
-            pages.table(recl.table(measured, gains, threshold)),
-            pages.paragraphs(recl.remarks(measured)),
-        ),
-        pages.section("Plots", *(pages.picture(folder / name, caption) for name, caption in PICTURES.items())),
-    ]
-    pages.write(folder / "recl.html", pages.page("Relative effective context length", facts, "\n".join(body)))
     write_json(folder / "results.json", results)

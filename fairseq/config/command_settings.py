@@ -305,9 +305,7 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     )
     num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
     num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
-    results_path: str | None = flag(
-        None, "folder for generate.json and generate.html", aliases=("--out",), metavar="DIR"
-    )
+    results_path: str | None = flag(None, "folder for generate.json", aliases=("--out",), metavar="DIR")
 
 
 @dataclass(frozen=True)

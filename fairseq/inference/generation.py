@@ -21,11 +21,9 @@ from fairseq.inference.loading import data_and_models, read_text, refuse_two_tex
 from fairseq.inference.text import Detokenizer
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.logging import show_progress
-from fairseq.system import pages
-from fairseq.system.files import atomic_file, atomic_folder, results_folder
+from fairseq.system.files import atomic_file, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import page_text
 from fairseq.text.raw_text import STDIN
 
 PARTS = ("context", "continuation", "reference")
@@ -264,50 +262,14 @@ def title(passage: Passage, count: int, split: str) -> str:
 
 
 def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, object], part: str = "") -> None:
-    """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
+    """Write ``generate.json`` to *folder* atomically.
 
     Args:
-        part: suffix of the file names, before the extension, if these are passages of a part.
+        part: suffix of the file name, before the extension, if these are passages of a part.
         about: settings of the run: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
 
     Raises:
         UserError: a file cannot be written.
     """
-    about = {**about, **about_run()}
-    page, data = f"generate{part}.html", f"generate{part}.json"
-    with atomic_folder(folder, (page, data), "`results_path`") as temporary:
-        pages.write(temporary / page, as_page(passages, about))
-        write_json(temporary / data, {**about, "samples": [asdict(passage) for passage in passages]})
-
-
-def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
-    """One self-contained HTML page; wide screens show the three parts side by side."""
-    facts = {
-        "Checkpoint": ", ".join(about["checkpoints"]),
-        "Data": f"{about['data']}, {about['split']}",
-        "Settings": ", ".join(f"{name} {value}" for name, value in about["settings"].items()),
-        **pages.run_facts(about),
-    }
-    sections = "\n".join(_section(passage, len(passages), str(about["split"])) for passage in passages)
-    return pages.page("Generated text", facts, sections, _STYLE)
-
-
-def _section(passage: Passage, count: int, split: str) -> str:
-    columns = "\n".join(
-        f'<article class="{name}"><h3>{name.capitalize()} <small>{len(part.tokens)} tokens</small></h3>'
-        f"<p>{page_text(part.text.strip())}</p></article>"
-        for name in PARTS
-        for part in [getattr(passage, name)]
-    )
-    return pages.section(title(passage, count, split), "<div class=parts>", columns, "</div>")
-
-
-_STYLE = """
-h3 { font-size: .8rem; margin: 0 0 .5rem; letter-spacing: .06em; text-transform: uppercase; color: var(--faint); }
-h3 small { text-transform: none; letter-spacing: 0; font-weight: normal; }
-.parts { display: grid; gap: 1rem; }
-article { min-width: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
-article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-.continuation { border-top: .2rem solid var(--mark); } .continuation h3 { color: var(--mark); }
-@media (min-width: 62rem) { .parts { grid-template-columns: repeat(3, 1fr); align-items: start; } }
-"""
+    samples = [asdict(passage) for passage in passages]
+    write_json(folder / f"generate{part}.json", {**about, **about_run(), "samples": samples})

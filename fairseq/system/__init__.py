@@ -1,1 +1,1 @@
-"""The machine: files, checksums, terminal, limits, HTML pages, worker processes."""
+"""The machine: files, checksums, terminal, limits, worker processes."""

@@ -4,7 +4,6 @@ the control characters that a terminal would obey."""
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 import logging
 import os
@@ -33,11 +32,6 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """Return *text* with control characters as escapes such as ``\\x1b``."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-def page_text(text: str) -> str:
-    """Return *text* for an HTML page: printable, with ``<``, ``&`` and quotes escaped."""
-    return html.escape(printable(text))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import itertools
 import json
 import re
@@ -17,7 +16,7 @@ from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
 from fairseq.inference import Search, generator_of, stream
-from fairseq.inference.generation import Part, Passage, as_page, draw_starts
+from fairseq.inference.generation import draw_starts
 from fairseq.inference.loading import load_models
 from fairseq.inference.writer import Writer
 from fairseq_cli import generate
@@ -123,7 +122,6 @@ def test_what_is_complete_is_printed_and_kept_when_the_run_is_stopped(complete, 
     if complete:
         report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
         assert [sample["number"] for sample in report["samples"]] == [1, 2, 3]
-        assert (tmp_path / "out" / "generate.html").exists()
 
 
 @pytest.mark.parametrize("flags", ["--beam 3 --fp16", "--bf16", "--beam 1", "--tokens-per-sample 8"])
@@ -137,39 +135,6 @@ def test_text_after_a_context_goes_on_where_that_ends():
     assert all(0 <= start <= 10 for start in draw_starts(100, 60, 30, 200, seed=2))
     assert set(draw_starts(100, 60, 30, 300, seed=3)) == set(range(11))
     assert draw_starts(100, 99, 500, 2, seed=1) == [0, 0]
-
-
-class Page(html.parser.HTMLParser):
-    """The tags of a page, and the text in each article."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[tuple[str, str | None]] = []
-        self.articles: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [(name, value) for name, value in attrs if name in ("src", "href")]
-        if tag == "article":
-            self.articles.append("")
-
-    def handle_data(self, data):
-        if self.articles:
-            self.articles[-1] += data
-
-
-def test_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
-    evil = "<script>alert('x')</script> & {sections} \"q\" {facts}"
-    part = Part([4], "x", evil)
-    about = {"checkpoints": [evil], "data": evil, "split": evil, "settings": {"seed": evil}, "command": evil}
-    origin = {"commit": None, "machine": {"processor": "x"}, "versions": {"torch": "2"}}
-    text = as_page([Passage(1, 7, 1, part, part, part)], {**about, **origin})
-    page = Page(text)
-    assert "script" not in page.tags and not page.links and "@import" not in text and "url(" not in text
-    assert len(page.articles) == 3 and all(evil in article for article in page.articles)
-    assert text.count("&lt;script&gt;") == 9 and "width=device-width" in text and "prefers-color-scheme: dark" in text
 
 
 MISTAKES = {
@@ -222,10 +187,10 @@ def test_corpus_of_another_dictionary_is_refused(tmp_path):
 
 
 def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
-    (tmp_path / "generate.html").mkdir()
-    with pytest.raises(UserError, match=r"generate.html: cannot be written"):
+    (tmp_path / "generate.json").mkdir()
+    with pytest.raises(UserError, match=r"generate.json: cannot be written"):
         run("--cpu --max-new-tokens 2 --context-tokens 3 --path", BASELINE, "--results-path", tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.html"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.json"]
 
 
 def test_parts_write_files_of_their_own_and_one_without_contexts_none(tmp_path):

@@ -17,6 +17,8 @@ import warm
 from fairseq.config import options
 from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "language_model"
@@ -266,16 +268,19 @@ def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
     assert "there already" in result.stdout
 
 
-def test_the_demo_runs_end_to_end_when_small(tmp_path: Path, python: Path) -> None:
-    demo = [str(python), "-m", "fairseq_cli.demo", "--output", str(tmp_path / "demo")]
-    small = ["--max-words", "15000", "--updates", "2", "4", "--cutoffs", "100,300"]
-    result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
-    assert result.returncode == 0, result.stdout + result.stderr
-    report = (tmp_path / "demo" / "report.txt").read_text(encoding="utf-8")
-    whole, by_token = (re.search(rf"{name} +[\d,]+ +([\d.,]+)", report) for name in ("segment", "token"))
-    assert whole is not None
-    assert by_token is not None
-    perplexities = [float(match[1].replace(",", "")) for match in (whole, by_token)]
-    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-6)
-    assert "This function returns" in report
-    assert (tmp_path / "demo" / "loss.png").read_bytes().startswith(b"\x89PNG")
+def test_every_command_of_the_demo_is_understood() -> None:
+    parsers = {
+        "preprocess.py": get_preprocessing_parser,
+        "train.py": get_training_parser,
+        "fairseq-eval-lm": get_eval_lm_parser,
+        "interactive.py": get_interactive_generation_parser,
+    }
+    script = ["bash", str(ROOT / "examples" / "demo.sh"), "out"]
+    result = subprocess.run(script, env={**os.environ, "DRY_RUN": "1"}, capture_output=True, text=True)
+    commands = [line.removeprefix("python ").split() for line in result.stdout.splitlines()]
+    assert [command[0] for command in commands if command[0] in parsers] == [
+        *("preprocess.py", "train.py", "fairseq-eval-lm", "fairseq-eval-lm", "interactive.py")
+    ]
+    for program, *words in commands:
+        if program in parsers:
+            options.parse_args_and_arch(parsers[program](), words)

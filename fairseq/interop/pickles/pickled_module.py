@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
 from fairseq.interop.pickles.inert import Inert
-from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
+from fairseq.interop.pickles.named_tensors import Stored
 from fairseq.system.opening import decoded, read_errors, read_named
 
 ADVICE = "give the authors' cache.pt, or a text with a word on each line"
@@ -99,7 +99,7 @@ def _parameters(root: object, path: Path) -> Iterator[tuple[str, Stored]]:
         for kind in ("_parameters", "_buffers", "_modules"):
             members = module.state.get(kind)
             for name, value in members.items() if isinstance(members, dict) else ():
-                if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(members) in visited:
+                if not isinstance(name, str) or id(members) in visited:
                     raise UserError(f"{path}: the {kind} of a module are damaged; use another file")
                 if kind == "_modules":
                     waiting.append((f"{prefix}{name}.", value))
