@@ -151,7 +151,7 @@ class DistributedConfig(Config):
     )
     distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535, rare=True)
     distributed_timeout: float = flag(
-        600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
+        600.0, "seconds without a response before a process ends the job (files: a day)", above=0, high=10_000_000
     )
     max_restarts: int = flag(0, "restarts of all processes after one has failed", low=0)
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0, rare=True)
