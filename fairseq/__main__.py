@@ -15,7 +15,7 @@ COMMANDS = {
     "fairseq-harness": "minimal pairs, and tasks of lm-evaluation-harness",
     "fairseq-finetune": "fine-tune an encoder or a decoder, and classify text",
     "fairseq-compare": "train settings with several seeds, and test differences",
-    "fairseq-analyze": "what a model does with context and notes; curves",
+    "fairseq-analyze": "what a model does with context, heads and notes; curves",
     "fairseq-checkpoint": "average checkpoints, or merge a sharded one",
     "fairseq-import": "a foreign model to a checkpoint and a dictionary",
     "fairseq-export": "a model to a folder of transformers, or to fairseq",

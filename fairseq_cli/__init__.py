@@ -80,6 +80,7 @@ def _choose(description: str, members: Mapping[str, Any]) -> None:
 
 
 FORMER = {  # commands of 1.0, and what each is now
+    "fairseq-attention": "fairseq-analyze attention",
     "fairseq-average-checkpoints": "fairseq-checkpoint average",
     "fairseq-classify": "fairseq-finetune predict",
     "fairseq-demo-corpus": "fairseq-corpus pydoc",

@@ -1,5 +1,5 @@
-"""``fairseq-analyze``: what a trained model does with its context and its notes, and the curves of
-training runs."""
+"""``fairseq-analyze``: what a trained model does with its context, its heads and its notes, and the
+curves of training runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.command_settings import ReclConfig
+from fairseq.config.command_settings import AttentionConfig, ReclConfig
 from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, StreamConfig
@@ -38,6 +38,31 @@ def recl(args: argparse.Namespace) -> dict[str, object]:
 
     cfg, stream, common = typed(ReclConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
     return report_recl(args.data, cfg, stream, common, vars(args))
+
+
+# ---- attention ---------------------------------------------------------------------------------
+
+
+def get_attention_parser() -> Parser:
+    examples = [
+        "fairseq-analyze attention data-bin --path own --out attention",
+        "fairseq-analyze attention data-bin --path xl --out a --heads 0:3,15:0",
+    ]
+    description = "Plot the distances over which a model's heads attend."
+    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], without=("compile",))
+
+
+def attention(args: argparse.Namespace) -> dict[str, object]:
+    """Plot the attention of the checkpoint of ``--path``
+    on ``--gen-subset``; a table goes to stdout.
+
+    Returns:
+        The metrics, as in ``results.json``.
+    """
+    from fairseq.analysis.attention_report import report_attention
+
+    cfg, stream, common = typed(AttentionConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
+    return report_attention(args.data, cfg, stream, common, vars(args))
 
 
 # ---- notes -------------------------------------------------------------------------------------
@@ -135,6 +160,7 @@ def curves(args: argparse.Namespace) -> list[dict[str, Any]]:
 cli_main = group(
     "Analyze trained models and training runs.",
     recl=command(recl, get_recl_parser),
+    attention=command(attention, get_attention_parser),
     notes=command(notes, get_notes_parser),
     curves=command(curves, get_curves_parser),
 )

@@ -43,6 +43,7 @@ COMMANDS = {
     "fairseq-compare": ("compare", "get_compare_parser"),
     "fairseq-compare report": ("compare", "get_report_parser"),
     "fairseq-analyze recl": ("analyze", "get_recl_parser"),
+    "fairseq-analyze attention": ("analyze", "get_attention_parser"),
     "fairseq-analyze notes": ("analyze", "get_notes_parser"),
     "fairseq-analyze curves": ("analyze", "get_curves_parser"),
     "fairseq-checkpoint average": ("checkpoint", "get_average_parser"),

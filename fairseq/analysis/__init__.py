@@ -1,2 +1,2 @@
 """What models do with their context: relative effective
-context length, curves, plots."""
+context length, attention maps, curves, plots."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
 from fairseq.analysis.curves import Curve
 from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
@@ -24,10 +25,15 @@ from fairseq.system.terminal import printable
 # Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+NEAREST = 24  # tokens labelled on the axis
+STRONGEST = 5  # tokens labelled beside their weight
 CURVE_FORMATS = (".png", ".svg", ".pdf")
+MOST_ROWS = 60  # of a map with names
+DISTANCE = "distance (tokens; 0: the token just read)"
 MOST_MARKERS = 60  # of a curve, at full size
 LABELS = 60  # most notes named on their map
 NARROW, WIDE, HEIGHT = 0.6, 1.05, 1.25  # of a character, as shares of the size of the font
+FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
 def is_available() -> bool:
@@ -88,6 +94,87 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
     for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
         panel.plot(measured.contexts, values, label=_escaped(name), **_line(i))
     _label_axes(panel, "context length (tokens)", "perplexity")
+    _save(figure, path)
+
+
+def draw_distances(path: Path, maps: AttentionMaps) -> None:
+    """Plot every head's mean attention over distance:
+    one row per head, grouped by layer (Figure 5)."""
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(9, _map_height(layers * heads))
+    panel = figure.subplots()
+    image = _draw_map(panel, _visible(maps.given_reach(maps.attention)))
+    figure.colorbar(image, ax=panel, label="mean weight (log scale)", fraction=0.05, pad=0.02)
+    title = f"attention of {heads} heads a layer, head 0 on top; mean of {maps.queries:,} positions"
+    panel.set_title(title, fontsize=10)
+    _save(figure, path)
+
+
+def draw_terms(path: Path, maps: AttentionMaps) -> None:
+    """Plot the same for each term of the attention score alone,
+    its softmax taken over the span (Figure 7)."""
+    titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(16, _map_height(layers * heads))
+    panels = figure.subplots(1, len(maps.terms), sharey=True, squeeze=False)[0]
+    span = _visible(maps.attention).shape[2]
+    values = {name: maps.given_reach(term)[..., :span] for name, term in maps.terms.items()}
+    # One scale for all terms, which are compared.
+    scale = np.stack(list(values.values()))
+    for panel, name in zip(panels, sorted(values), strict=True):
+        image = _draw_map(panel, values[name], scale)
+        panel.set_title(f"term ({name}): {titles[name]}", fontsize=10)
+        panel.label_outer()
+    figure.colorbar(image, ax=list(panels), label="mean weight (log scale)", fraction=0.02, pad=0.01)
+    _save(figure, path)
+
+
+def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) -> None:
+    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest
+    words (Figure 6)."""
+    span = len(at.words)
+    near = min(NEAREST, span)
+    figure = _figure(12, 2.4 * len(heads) + 1)
+    panels = figure.subplots(len(heads), 2, squeeze=False, width_ratios=(3, 2))
+    for (full, close), (layer, head) in zip(panels, heads, strict=True):
+        weights = at.weights[layer, head]
+        full.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
+        # Distances fall to the right, so that the words stand in the order of the text.
+        full.set_xlim(span - 0.5, -0.5)
+        # Room above the highest bar for its word.
+        full.set_ylim(0, 1.25 * float(weights.max()))
+        _name_strongest(full, weights, at.words)
+        full.set_ylabel(f"layer {layer}, head {head}\nattention weight")
+        close.bar(np.arange(near), weights[:near], color=COLOURS[1])
+        close.set_xlim(near - 0.5, -0.5)
+        close.set_ylim(0)
+        close.set_ylabel("attention weight")
+        close.set_xticks(np.arange(near), [_label(word) for word in at.words[:near]], rotation=90, fontsize=8)
+    panels[-1, 0].set_xlabel(DISTANCE)
+    panels[-1, 1].set_xlabel(f"the last {near} tokens")
+    figure.suptitle(f"attention when token {at.position:,}, “{_label(at.target, 30)}”, is predicted", fontsize=11)
+    _save(figure, path)
+
+
+def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
+    """Plot the attention of (layer, head) pairs over distance,
+    one row per position (the rows of Figure 6)."""
+    span = max(len(at.words) for at in rows)
+    figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
+    panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
+    step = -(-len(rows) // MOST_ROWS)
+    for panel, (layer, head) in zip(panels, heads, strict=True):
+        values = np.full((len(rows), span), np.nan)  # of tokens before the beginning, which stay white
+        for row, at in zip(values, rows, strict=True):
+            row[: len(at.words)] = at.weights[layer, head]
+        image = _draw_rows(panel, values, values[~np.isnan(values)])
+        panel.set_xlim(span - 0.5, -0.5)
+        names = [f"{_label(at.target)}  {at.position:,}" for at in rows]
+        panel.set_yticks(range(0, len(rows), step), names[::step], fontsize=7)
+        panel.set_title(f"layer {layer}, head {head}", fontsize=10)
+        figure.colorbar(image, ax=panel, label="weight (log scale)", fraction=0.05, pad=0.02)
+    panels[-1].set_xlabel(DISTANCE)
+    figure.supylabel("predicted token and its position", fontsize=10)
     _save(figure, path)
 
 
@@ -191,6 +278,53 @@ def _line(i: int) -> dict[str, object]:
     style = ("-", "--", "-.", ":")[i // len(COLOURS) % 4]
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     return {"color": colour, "marker": marker, "linestyle": style, "markersize": 4}
+
+
+def _map_height(rows: int, each: float = 0.13) -> float:
+    return min(14.0, max(2.6, 1.2 + each * rows))
+
+
+def _visible(values: np.ndarray) -> np.ndarray:
+    """*values* [L, H, D] up to the largest distance with nonzero attention."""
+    return values[..., : int(np.flatnonzero(values.any(axis=(0, 1)))[-1]) + 1]
+
+
+def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
+    """Draw *values* [L, H, D], one row per head, layer 0 on top;
+    the colours span *scale* (default: *values*)."""
+    layers, heads, span = values.shape
+    image = _draw_rows(panel, values.reshape(-1, span), values if scale is None else scale)
+    for layer in range(1, layers):
+        panel.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+    panel.set_yticks([layer * heads + (heads - 1) / 2 for layer in range(layers)], range(layers))
+    panel.set_ylabel("layer")
+    panel.set_xlabel(DISTANCE)
+    return image
+
+
+def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
+    """Draw *rows* [R, D] of weights by distance,
+    the first on top; the logarithmic colours span *scale*."""
+    from matplotlib.colors import LogNorm
+
+    highest = float(scale.max())
+    lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
+    # Clipped: a weight of 0 has no logarithm, and takes the lowest colour.
+    norm = LogNorm(lowest, highest, clip=True)
+    extent = (-0.5, rows.shape[1] - 0.5, len(rows) - 0.5, -0.5)
+    return panel.imshow(rows, aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent)
+
+
+def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:
+    """Label the largest weights with their words; labels that would overlap are left out."""
+    labels: list[int] = []
+    for index in np.argsort(-weights, kind="stable"):
+        if len(labels) == STRONGEST or weights[index] < weights.max() / 10:
+            return
+        if all(abs(index - other) > len(weights) / 9 for other in labels):
+            labels.append(int(index))
+            point = index, weights[index]
+            panel.annotate(_label(words[index]), point, (0, 2), textcoords="offset points", fontsize=8, ha="center")
 
 
 def _label(word: str, longest: int = 14) -> str:

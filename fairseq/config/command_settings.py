@@ -34,7 +34,7 @@ class ModelPathConfig(Config):
 class ShardConfig(ModelPathConfig):
     """Model: the checkpoints to evaluate, and the part of a split."""
 
-    num_shards: int = flag(1, "parts that a split is divided into", low=1)
+    num_shards: int = flag(1, "parts of a split; its loss is the mean of theirs, weighted by their tokens", low=1)
     shard_id: int = flag(0, "number of the part to evaluate, from 0", low=0)
 
     @property
@@ -211,6 +211,24 @@ class TokenizeConfig(TextConfig):
 
 
 @dataclass(frozen=True)
+class AttentionConfig(ModelPathConfig):
+    """Attention plots: settings of ``fairseq-analyze attention``."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
+    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
+    positions: list[int] | None = flag(
+        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
+    )
+    heads: str | None = flag(
+        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
+    )
+    terms: bool | None = flag(
+        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
+    )
+
+
+@dataclass(frozen=True)
 class ReclConfig(ModelPathConfig):
     """Context length: settings of ``fairseq-analyze recl``."""
 
@@ -251,7 +269,9 @@ class HarnessConfig(Config):
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
     pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
     known_words: str | None = flag(None, "also average pairs whose words are all in this text", metavar="FILE")
-    no_start: bool = flag(False, "decoders: no </s> before a sentence; its first token is context")
+    no_start: bool = flag(
+        False, "decoders: no </s> before a sentence, whose first token is context (with --add-bos-token, its <s>)"
+    )
     within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
     include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)

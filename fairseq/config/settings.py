@@ -49,7 +49,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
     deterministic: bool = flag(False, "torch's deterministic algorithms: equal runs on a GPU, slower")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
-    compile: bool = flag(False, "compile the model with torch.compile")
+    compile: bool = flag(False, "compile each layer with torch.compile, for the shape of the batches")
     fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0, training=True, rare=True)
     fp16_scale_window: int | None = flag(
         None,
@@ -151,7 +151,7 @@ class DistributedConfig(Config):
     )
     distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535, rare=True)
     distributed_timeout: float = flag(
-        600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
+        600.0, "seconds without a response before a process ends the job (files: a day)", above=0, high=10_000_000
     )
     max_restarts: int = flag(0, "restarts of all processes after one has failed", low=0)
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0, rare=True)

@@ -176,6 +176,36 @@ class RelativeAttention(DistanceAttention):
     def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
         return self._plus(query, positions.position_bias if self.r_r_bias is None else self.r_r_bias)
 
+    @torch.no_grad()
+    def terms(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: RelativePositions | None = None,
+        visible: Visibility = CAUSAL,
+    ) -> dict[str, Tensor]:
+        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; 0 for keys
+        that are not seen.
+
+        (a) content, (b) content-dependent position, (c) global content bias, (d) global position
+            bias.
+        """
+        assert positions is not None
+        query, keys, _ = self._project(x, memory, positions)
+        key = joined(keys)
+        distances = self._distances(positions, key.size(2), x.dtype)
+        zero = torch.zeros_like(query)
+        mask = visible.mask(query.size(2), key.size(2), x.device)
+        content, position = query / math.sqrt(self.head_dim), key.transpose(-1, -2)
+        # A query of zero leaves only what the biases u and v add: terms (c) and (d).
+        terms = {
+            "a": content @ position,
+            "b": shift(_by_distance(content, distances), None),
+            "c": self._content_query(zero, positions) @ position,
+            "d": shift(_by_distance(self._distance_query(zero, positions), distances), None),
+        }
+        return terms if mask is None else {name: term.masked_fill(~mask, 0.0) for name, term in terms.items()}
+
 
 class AttentionBiases(nn.Module):
     """u and v [H, D] where all layers share one pair (§3.3). The decoder owns them and hands them

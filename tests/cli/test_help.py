@@ -113,8 +113,9 @@ def test_evaluation_shows_only_what_acts_and_takes_fairseqs_other_flags(
     assert capsys.readouterr().err == "note: --fp16-init-scale: no effect here\n"
 
 
-def test_analyses_list_no_flag_without_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(PARSERS["fairseq-analyze recl"], capsys=capsys)
+@pytest.mark.parametrize("name", ["fairseq-analyze attention", "fairseq-analyze recl"])
+def test_analyses_list_no_flag_without_an_effect(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(PARSERS[name], capsys=capsys)
     assert "--batch-size N" in text and "--max-tokens N" in text
     absent = ("size-multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers")
     assert [flag for flag in absent if flag in text] == []

@@ -99,7 +99,7 @@ def test_pairs_and_help_need_no_evaluation_harness(
     assert stop.value.code == 0 and "--pairs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["evaluation", "experiment", "first-model", "generation"])
+@pytest.mark.parametrize("page", ["evaluation", "experiment", "generation"])
 def test_the_python_of_a_page_runs(
     page: str, home: Path, library: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

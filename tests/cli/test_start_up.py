@@ -87,7 +87,7 @@ def test_a_command_of_1_0_runs_and_says_its_new_name(
 
 
 def test_every_command_of_1_0_is_installed() -> None:
-    names = """average-checkpoints classify demo-corpus eval-lm export finetune generate harness
+    names = """attention average-checkpoints classify demo-corpus eval-lm export finetune generate harness
         hydra-train import interactive lm-eval merge-checkpoint notes plot preprocess recl symbols tokenize train
         validate"""
     assert {f"fairseq-{name}" for name in names.split()} <= SCRIPTS.keys()

@@ -29,6 +29,7 @@ LINES = {
     "validate": ("checkpoint", f"{runs.DATA} --path BAD --cpu"),
     "generate": ("checkpoint", f"{runs.DATA} --path BAD --cpu --context-tokens 4"),
     "recl": ("checkpoint", f"analyze recl {runs.DATA} --path BAD --cpu"),
+    "attention": ("checkpoint", f"analyze attention {runs.DATA} --path BAD --cpu --results-path out"),
     "export_model": ("checkpoint", "BAD --to hf --out out"),
     "average": ("checkpoint", "checkpoint average --inputs BAD --output out.pt"),
     "merge": ("missing", "checkpoint merge BAD out.pt"),

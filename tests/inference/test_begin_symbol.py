@@ -28,7 +28,7 @@ from fairseq.inference import Search
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import analyze, eval_lm, export_model, generate, interactive
-from fairseq_cli.analyze import get_recl_parser
+from fairseq_cli.analyze import get_attention_parser, get_recl_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.generate import get_generation_parser
@@ -181,6 +181,8 @@ def test_the_sample_of_an_evaluation_begins_with_the_symbol(
 
 def test_what_reads_rows_without_the_symbol_refuses_the_model(trained: tuple[Path, Reference], tmp_path: Path) -> None:
     folder = trained[0]
+    with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
+        run(analyze.attention, get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
     with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = ["--results-path", str(tmp_path / "r"), "--step", "2", "--max-context", "6"]
         run(analyze.recl, get_recl_parser, folder, *flags)

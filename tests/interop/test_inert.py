@@ -155,9 +155,8 @@ def test_hostile_files_of_the_authors_are_refused_and_nothing_is_run(kind, tmp_p
 @pytest.mark.parametrize("kind", ["os.system", "eval", "getattr", "nested", "argument", "in a tensor", "STACK_GLOBAL"])
 def test_refusal_names_what_a_hostile_file_asks_for(kind, tmp_path):
     hostile_file(tmp_path / "model.pt", kind, tmp_path / "canary")
-    wanted = {"eval": "__builtin__.eval", "getattr": "__builtin__.__import__"}.get(
-        kind, f"{os.system.__module__}.system"
-    )
+    others = {"eval": "__builtin__.eval", "getattr": "__builtin__.__import__"}
+    wanted = others.get(kind, f"{os.system.__module__}.system")
     wanted = "os.system" if kind == "STACK_GLOBAL" else wanted
     message = refusal(tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out")
     assert f"rejected: the pickle contains {wanted}, " in message and "nothing was executed" in message

@@ -117,6 +117,14 @@ def test_relative_attention_is_the_equation_for_every_pair(clamp: int | None, gr
         torch.testing.assert_close(found[row], wanted, atol=1e-6, rtol=0)  # the table is float32
 
 
+def test_the_four_terms_are_told_apart() -> None:
+    attention, x, memory, positions = relative_attention(None)
+    found = attention.terms(x, memory, positions)
+    for row in range(2):
+        for name, wanted in relative_scores(attention, x[row], memory[row], None).items():
+            torch.testing.assert_close(found[name][row], wanted, atol=1e-6, rtol=0)
+
+
 def test_weights_to_look_at_are_those_that_attention_uses() -> None:
     attention, x, memory, positions = relative_attention(None)
     weights = attention.weights(x, memory, positions)

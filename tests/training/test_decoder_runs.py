@@ -15,7 +15,7 @@ from jobs import run_all
 from fairseq.analysis import plots
 from fairseq.config import options
 from fairseq_cli import eval_lm
-from fairseq_cli.analyze import get_recl_parser, recl
+from fairseq_cli.analyze import attention, get_attention_parser, get_recl_parser, recl
 from fairseq_cli.eval_lm import get_eval_lm_parser
 
 LLAMA = """--arch llama_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64
@@ -92,9 +92,14 @@ def test_int8_weights_change_little(own: Path, tmp_path: Path) -> None:
     assert rounded["loss_base2"] != plain["loss_base2"]
 
 
-def test_context_lengths_of_a_decoder_with_memory(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_lengths_and_attention_maps_of_a_decoder_with_memory(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plots, "_save", lambda figure, path, *rest: path.write_bytes(b""))  # drawing takes seconds
     data = [str(runs.DATA), "--path", str(own / "checkpoint_last.pt"), "--cpu", "--gen-subset", "test"]
+    maps = [*data, "--results-path", str(tmp_path / "maps"), "--tokens-per-sample", "16"]
+    attention(options.parse_args_and_arch(get_attention_parser(), maps))
+    assert [*(tmp_path / "maps").iterdir()]
     parser = get_recl_parser()
     lengths = [*data, "--results-path", str(tmp_path / "recl"), "--max-context", "32", "--step", "16"]
     lengths += ["--positions", "4"]
