@@ -75,8 +75,7 @@ class NotesConfig(Config):
     words: str | None = flag(None, "space-separated words to show (default: those taken most often)", metavar="WORDS")
     top: int = flag(10, "number of words to show without `words`", low=1)
     nearest: int = flag(8, "nearest neighbours to list per word", low=1)
-    map_words: int = flag(500, "number of words on the map", low=1)
-    results_path: str | None = flag(None, "folder for notes.json and notes.png", aliases=("--out",), metavar="DIR")
+    results_path: str | None = flag(None, "folder for notes.json", aliases=("--out",), metavar="DIR")
 
 
 def get_notes_parser() -> Parser:
@@ -92,8 +91,7 @@ def get_notes_parser() -> Parser:
 
 
 def notes(args: argparse.Namespace) -> dict[str, object]:
-    """Print a table of notes and their neighbours,
-    and write all notes and their map to ``--results-path``.
+    """Print a table of notes and their neighbours, and write all notes to ``--results-path``.
 
     Returns:
         The facts of every note, and the neighbours of those shown, as in ``notes.json``.
@@ -102,7 +100,7 @@ def notes(args: argparse.Namespace) -> dict[str, object]:
 
     cfg = typed(NotesConfig, args)
     words = cfg.words.split() if cfg.words else []
-    return show_notes(args.checkpoint, args.data, words, cfg.top, cfg.nearest, cfg.map_words, cfg.results_path)
+    return show_notes(args.checkpoint, args.data, words, cfg.top, cfg.nearest, cfg.results_path)
 
 
 # ---- curves ------------------------------------------------------------------------------------

@@ -1,24 +1,23 @@
-"""Show the notes of a checkpoint: neighbours, norms, ages, and a map."""
+"""Show the notes of a checkpoint: neighbours, norms and ages."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from fairseq.analysis import plots
 from fairseq.checkpoint import load
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.notes.study import Neighbour, Note, NoteStudy
 from fairseq.notes.words import NoteWords
-from fairseq.system.files import atomic_folder, results_folder
+from fairseq.system.files import results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.tables import table
 
-FILES = ("notes.json", "notes.png")
 HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
 
 Neighbours = Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]]
@@ -31,11 +30,10 @@ def show_notes(
     words: Sequence[str] = (),
     top: int = 10,
     nearest: int = 8,
-    map_words: int = 500,
     results_path: str | None = None,
 ) -> dict[str, object]:
     """Print a table of the notes of *words*, else of the *top* taken most often, with their
-    *nearest* neighbours; write all notes and a map of *map_words* to *results_path*.
+    *nearest* neighbours; write all notes to ``notes.json`` in *results_path*.
 
     Args:
         checkpoint: of a model trained with notes, or its folder.
@@ -44,8 +42,6 @@ def show_notes(
     Returns:
         The facts of every note, and the neighbours of those shown, as in ``notes.json``.
     """
-    if results_path is not None:
-        plots.require("`results_path`")
     path = str(find_checkpoint(checkpoint))
     study = _study(path, data)
     numbers = study.numbers_of(words) if words else study.most_taken(top)
@@ -62,7 +58,7 @@ def show_notes(
         print(*table(_rows([study.facts(number) for number in numbers], neighbours), left=len(HEAD)), sep="\n")
         report = _report(path, study, notes, neighbours)
         if results_path is not None:
-            _write(results_path, map_words, study, notes, report)
+            write_json(Path(results_path) / "notes.json", {**report, **about_run()}, "`results_path`")
     return report
 
 
@@ -102,19 +98,3 @@ def _rows(notes: Sequence[Note], neighbours: Neighbours) -> list[list[str]]:
             nearest = (", ".join(f"{one.word} {one.cosine:.2f}" for one in some) for some in neighbours[note.word])
             rows.append([note.word, str(note.count), str(note.taken), str(age), f"{note.norm:.3g}", *nearest])
     return rows
-
-
-def _write(
-    results_path: str,
-    map_words: int,
-    study: NoteStudy,
-    notes: list[Note],
-    report: dict[str, object],
-) -> None:
-    """Write :data:`FILES`; without written notes, only the first."""
-    drawn = study.most_taken(map_words)
-    files = FILES if drawn else FILES[:1]
-    with atomic_folder(results_path, files, "`results_path`") as folder:
-        write_json(folder / "notes.json", {**report, **about_run()})
-        if drawn:
-            plots.draw_notes(folder / "notes.png", [notes[number] for number in drawn], study.plane(drawn))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
 from fairseq.analysis.curves import Curve
 from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
-from fairseq.notes.study import Note
 from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
 
@@ -31,8 +29,6 @@ CURVE_FORMATS = (".png", ".svg", ".pdf")
 MOST_ROWS = 60  # of a map with names
 DISTANCE = "distance (tokens; 0: the token just read)"
 MOST_MARKERS = 60  # of a curve, at full size
-LABELS = 60  # most notes named on their map
-NARROW, WIDE, HEIGHT = 0.6, 1.05, 1.25  # of a character, as shares of the size of the font
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
@@ -49,40 +45,22 @@ def require(flag: str) -> None:
     _figure(1, 1)
 
 
-def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:
-    """Plot gains over pairs of contexts, one line per model, one panel per r (Figure 3).
-
-    Args:
-        threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in
-            percent with their standard errors, on a logarithmic axis, and a line at this threshold.
-            Gains of exactly zero are left out.
-    """
+def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains]) -> None:
+    """Plot gains in perplexity over pairs of contexts, one panel per r (Figure 3)."""
     figure = _figure(4.2 * len(gains) + 0.6, 4.2)
     pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
     positions = np.arange(len(pairs))
-    panels = figure.subplots(1, len(gains), squeeze=False, sharey=threshold is not None)[0]
+    panels = figure.subplots(1, len(gains), squeeze=False)[0]
     for panel, gain in zip(panels, gains, strict=True):
         for i, name in enumerate(measured.names):
-            if threshold is None:
-                panel.plot(positions, gain.absolute[i], label=_escaped(name), **_line(i))
-            else:
-                # Zero has no place on a logarithmic axis: NaN leaves a gap.
-                percent = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
-                panel.errorbar(
-                    positions, percent, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i)
-                )
+            panel.plot(positions, gain.absolute[i], label=_escaped(name), **_line(i))
         share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
         panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
         step = -(-len(pairs) // 12)  # more labels would cover one another
         panel.set_xticks(positions[::step], pairs[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
         panel.set_xlabel("context, from → to (tokens)")
         panel.grid(alpha=0.3)
-        if threshold is not None:
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter("")
-            panel.axhline(100 * threshold, color="#666666", linestyle=":", label=f"threshold {100 * threshold:g} %")
-    panels[0].set_ylabel("gain in perplexity" if threshold is None else "relative gain in perplexity (%)")
+    panels[0].set_ylabel("gain in perplexity")
     panels[0].legend(fontsize=9)
     _save(figure, path)
 
@@ -175,24 +153,6 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
         figure.colorbar(image, ax=panel, label="weight (log scale)", fraction=0.05, pad=0.02)
     panels[-1].set_xlabel(DISTANCE)
     figure.supylabel("predicted token and its position", fontsize=10)
-    _save(figure, path)
-
-
-def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None:
-    """Plot *notes* at *positions* [n, 2], coloured by occurrences; the first are labelled, as far
-    as there is room."""
-    figure = _figure(9, 8)
-    panel = figure.subplots()
-    occurrences = np.log10([max(note.taken, 1) for note in notes])
-    points = panel.scatter(positions[:, 0], positions[:, 1], c=occurrences, s=10, cmap="viridis")
-    figure.colorbar(points, label="occurrences that the note was made from (log₁₀)")
-    # A little below the size of the map in points on paper, so that labels keep apart.
-    span = np.maximum(positions.max(0) - positions.min(0), 1e-12)
-    on_paper = (positions - positions.min(0)) / span * (440, 500)
-    words = [_label(note.word, 20) for note in notes]
-    for number in without_overlap(on_paper, words, 7, LABELS):
-        panel.annotate(words[number], positions[number], (2, 2), textcoords="offset points", fontsize=7)
-    panel.set(xlabel="first principal component", ylabel="second principal component")
     _save(figure, path)
 
 
@@ -339,29 +299,3 @@ def _escaped(text: str) -> str:
     No font has these, and matplotlib's warning would write them to the terminal.
     """
     return printable(text).replace("$", r"\$")
-
-
-def width(text: str, size: float) -> float:
-    """Approximate width of *text* in a proportional font of *size*."""
-    return sum(size * (WIDE if unicodedata.east_asian_width(char) in "WF" else NARROW) for char in text)
-
-
-def without_overlap(positions: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
-    """Return the points whose labels fit beside them, the first points first, at most *most*.
-
-    Args:
-        positions: [n, 2], in the units of the font's *size*; a label begins at its point.
-        words: the labels, [n].
-    """
-    chosen: list[int] = []
-    boxes = np.zeros((0, 3))  # left, right and middle of the labels chosen
-    for number, (x, y) in enumerate(positions):
-        if len(chosen) == most:
-            break
-        right = x + width(words[number], size)
-        apart = (boxes[:, 0] > right) | (boxes[:, 1] < x) | (np.abs(boxes[:, 2] - y) > HEIGHT * size)
-        if apart.all():
-            # The first points come first: a label once placed is not moved for a later one.
-            chosen.append(number)
-            boxes = np.vstack([boxes, (x, right, y)])
-    return chosen

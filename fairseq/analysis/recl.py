@@ -190,12 +190,10 @@ def load_reader(
     longest: int,
     overrides: Mapping[str, object],
     settings: Mapping[str, object],
-    whole_windows: bool = False,
 ) -> tuple[WindowReader, Any]:
     """Load a checkpoint's model, and its task, for windows of up to *longest* tokens.
 
     Args:
-        whole_windows: models with memory also read windows at once.
         data, overrides, settings: see :func:`~fairseq.inference.loading.load_language_models`.
 
     Raises:
@@ -204,7 +202,7 @@ def load_reader(
     """
     (model,), task, _ = load_language_models([path], data, overrides, settings)
     check_no_begin(task, path)
-    if model.memory_length and not whole_windows:
+    if model.memory_length:
         return WindowReader(name, model, task.cfg.tokens_per_sample), task
     limit = model.max_positions()
     if limit is None or limit >= longest:

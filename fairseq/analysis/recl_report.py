@@ -24,7 +24,7 @@ from fairseq.system.tables import table
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
-PICTURES = ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png")
+PICTURES = ("recl-gain.png", "recl-perplexity.png")
 # results.json is the last to move: where it is, the other files are of the same run.
 FILES = ("losses.npz", *PICTURES, "results.json")
 
@@ -50,8 +50,7 @@ def report_recl(
     device, precision = distributed.device_of(common), Precision(common)
     overrides, flat = cfg.overrides, stream_settings(flat)
     loaded = [
-        recl.load_reader(path, name, data, longest, overrides, flat, cfg.whole_windows)
-        for path, name in zip(paths, names, strict=True)
+        recl.load_reader(path, name, data, longest, overrides, flat) for path, name in zip(paths, names, strict=True)
     ]
     if common.compile:
         for reader, _ in loaded:
@@ -94,12 +93,10 @@ def _write(
     gains: Sequence[recl.Gains],
 ) -> None:
     """Write the results, every loss and the plots to *folder*."""
-    threshold = results["threshold"]
     with atomic_file(folder / "losses.npz", "`results_path`") as file:
         names = np.array(measured.names)
         np.savez(file, names=names, contexts=measured.contexts, positions=positions, losses=measured.losses)
-    absolute, relative, perplexity = (folder / name for name in PICTURES)
-    plots.draw_gains(absolute, measured, gains, None)
-    plots.draw_gains(relative, measured, gains, threshold)
+    gain, perplexity = (folder / name for name in PICTURES)
+    plots.draw_gains(gain, measured, gains)
     plots.draw_perplexities(perplexity, measured)
     write_json(folder / "results.json", results)

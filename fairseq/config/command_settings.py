@@ -239,7 +239,6 @@ class ReclConfig(ModelPathConfig):
     threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)
-    whole_windows: bool = flag(False, "read each window in one pass, also in models with memory")
     results_path: str | None = flag(None, "folder for the report, plots and losses", aliases=("--out",), metavar="DIR")
 
     def check(self) -> None:

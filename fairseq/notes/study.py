@@ -1,4 +1,4 @@
-"""The notes of a trained model: neighbours, norms, ages, and a map in two dimensions."""
+"""The notes of a trained model: neighbours, norms and ages."""
 
 from __future__ import annotations
 
@@ -133,11 +133,6 @@ class NoteStudy:
         neighbours = nearest(queries, lambda rows: self._embed(rows) - mean, size, count)
         return [[Neighbour(self.symbols[index], cosine) for index, cosine in row] for row in neighbours]
 
-    def plane(self, numbers: Sequence[int]) -> np.ndarray:
-        """Coordinates of the notes *numbers* on their
-        first two principal components: float64 [n, 2]."""
-        return principal_plane(F.normalize(self._centred[list(numbers)], dim=1).double().numpy())
-
 
 def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count: int) -> list[list[tuple[int, float]]]:
     """Indices and cosines of the *count* vectors
@@ -161,21 +156,6 @@ def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count:
         best, order = best.topk(min(count, best.size(1)), dim=1)
         numbers = numbers.gather(1, order)
     return [list(zip(*pair, strict=True)) for pair in zip(numbers.tolist(), best.tolist(), strict=True)]
-
-
-def principal_plane(vectors: np.ndarray) -> np.ndarray:
-    """*vectors* [n, C] projected on their first two principal components [n, 2]; the largest value
-    of each axis is positive."""
-    centred = vectors - vectors.mean(0)
-    # [C, C] instead of a decomposition of all notes;
-    # the two last columns have the largest eigenvalues.
-    _, axes = np.linalg.eigh(centred.T @ centred)  # in rising order of eigenvalues
-    positions = centred @ axes[:, :-3:-1]
-    if positions.shape[1] < 2:
-        positions = np.pad(positions, ((0, 0), (0, 2 - positions.shape[1])))
-    # The sign of an eigenvector is arbitrary; fixed, the maps of one table are equal everywhere.
-    signs = np.sign(positions[np.abs(positions).argmax(0), np.arange(2)])
-    return positions * np.where(signs == 0, 1, signs)
 
 
 def _centred(table: Tensor, written: Tensor) -> Tensor:

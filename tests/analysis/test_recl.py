@@ -25,7 +25,7 @@ from fairseq_cli.analyze import get_recl_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
-FILES = {"losses.npz", "results.json"} | {f"recl-{name}.png" for name in ("gain", "relative-gain", "perplexity")}
+FILES = {"losses.npz", "results.json"} | {f"recl-{name}.png" for name in ("gain", "perplexity")}
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +117,7 @@ def test_positions_have_their_context_and_are_drawn_once():
 
 SETTINGS = {
     "baseline": {},
-    "shortformer in segments": {"tokens_from_prev": 7, "position_infused_attention": True, "tokens_per_sample": 5},
-    "shortformer at once": {"tokens_from_prev": 7, "position_infused_attention": True, "tokens_per_sample": 5},
+    "shortformer": {"tokens_from_prev": 7, "position_infused_attention": True, "tokens_per_sample": 5},
     "adaptive": {
         "adaptive_input": True,
         "adaptive_input_cutoff": "50,200",
@@ -134,15 +133,13 @@ def test_a_loss_is_that_of_naive_scoring_of_the_truncated_window(kind, tmp_path)
     args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, **SETTINGS[kind])
     tokens = IndexedCorpus(str(runs.DATA / "test")).tokens
     contexts, positions = np.array([4, 13, 18]), np.array([18, 40, 333])
-    reader, _ = recl.load_reader(
-        str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, {}, whole_windows="once" in kind
-    )
+    reader, _ = recl.load_reader(str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, {})
     found = recl.measure([reader], tokens, positions, contexts, max_tokens=20).losses[0]
     model = naive.NaiveLM(args, state)
     for k, context in enumerate(contexts.tolist()):
         for n, place in enumerate(positions.tolist()):
             window = torch.from_numpy(tokens[place - context : place].astype(np.int64))
-            segment = 5 if "segments" in kind else context
+            segment = 5 if kind == "shortformer" else context
             cuts = [0, *range(context % segment or segment, context + 1, segment)]
             memory = None
             for start, end in zip(cuts, cuts[1:], strict=False):
@@ -185,7 +182,7 @@ def test_the_command_writes_what_it_measured(tmp_path, capsys):
     assert figures["groups"] == written["groups"]
     table = capsys.readouterr().out.splitlines()
     assert [line.count("|") for line in table[:4]] == [6] * 4 and "base/line" in table[2]
-    for name in ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png"):
+    for name in ("recl-gain.png", "recl-perplexity.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG") and (folder / name).stat().st_size > 10_000
 
 

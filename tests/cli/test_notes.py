@@ -1,12 +1,11 @@
-"""fairseq-analyze notes shows neighbours, norms and ages of a checkpoint's notes, and draws
-their map."""
+"""fairseq-analyze notes shows neighbours, norms and ages of a checkpoint's notes, and writes
+them."""
 
 from __future__ import annotations
 
 import json
 
 import noted
-import numpy as np
 import pytest
 import runs
 import torch
@@ -15,7 +14,7 @@ from mistakes import user_error
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import load_model
-from fairseq.notes.study import nearest, principal_plane
+from fairseq.notes.study import nearest
 from fairseq_cli import analyze, export_model
 from fairseq_cli.analyze import get_notes_parser
 from fairseq_cli.export_model import get_export_parser
@@ -71,9 +70,8 @@ def report_word(run):
 
 
 def test_the_results_are_files_that_need_nothing_else(run, tmp_path):
-    notes(run, "--results-path", tmp_path / "study", "--map-words 5")
+    notes(run, "--results-path", tmp_path / "study")
     assert json.loads((tmp_path / "study" / "notes.json").read_text())["updates"] == 4
-    assert (tmp_path / "study" / "notes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nearest_finds_what_a_sort_finds():
@@ -82,15 +80,6 @@ def test_nearest_finds_what_a_sort_finds():
     for row, found in zip(cosines, nearest(queries, lambda rows: table[rows], 300, 7), strict=True):
         assert [place for place, _ in found] == row.argsort(descending=True)[:7].tolist()
         assert [cosine for _, cosine in found] == pytest.approx(row.sort(descending=True)[0][:7].tolist(), abs=1e-5)
-
-
-def test_the_map_keeps_what_varies_most():
-    rng = np.random.default_rng(1)
-    vectors = rng.normal(size=(200, 4)) * [0.1, 5, 0.1, 2]
-    places = principal_plane(vectors)
-    assert abs(np.corrcoef(places[:, 0], vectors[:, 1])[0, 1]) > 0.99
-    assert abs(np.corrcoef(places[:, 1], vectors[:, 3])[0, 1]) > 0.99
-    assert principal_plane(vectors[:1]).shape == (1, 2) and principal_plane(vectors[:, :1]).shape == (200, 2)
 
 
 ENCODER = """
