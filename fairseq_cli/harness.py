@@ -15,12 +15,12 @@ from fairseq_cli import command, group
 
 def get_harness_parser() -> Parser:
     examples = [
-        "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
         "fairseq-harness checkpoints --pairs blimp.jsonl",
+        "fairseq-harness checkpoints --pairs blimp/data --results-path results",
     ]
     description = (
-        "Evaluate a language model on minimal pairs, or on tasks of EleutherAI's lm-evaluation-harness. "
-        "fairseq-harness lm-eval is that library's own command line, with --model fairseq."
+        "Evaluate a language model on minimal pairs. fairseq-harness lm-eval runs tasks of EleutherAI's "
+        "lm-evaluation-harness: it is that library's own command line, with --model fairseq."
     )
     parser = Parser(description, [HarnessConfig], examples=examples)
     parser.add_user_dir()
@@ -29,10 +29,10 @@ def get_harness_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Print a table of the tasks' metrics, and write it with ``--results-path``.
+    """Print a table of the accuracies, and write it with ``--results-path``.
 
     Returns:
-        For each task its metrics.
+        For each phenomenon its metrics.
     """
     from fairseq.interop.harness.evaluation import evaluate
 
@@ -45,13 +45,12 @@ def lm_eval() -> None:
         print(version())
         return
     # Imports torch, which takes longer than to show the version.
-    from fairseq.interop.harness import harness_model, task_data
+    from fairseq.interop.harness import harness_model
 
     harness_model()  # registers it
     from lm_eval.__main__ import cli_evaluate
 
-    with task_data():
-        cli_evaluate()
+    cli_evaluate()
 
 
 cli_main = group(

@@ -262,22 +262,17 @@ class ReclConfig(ModelPathConfig):
 
 @dataclass(frozen=True)
 class HarnessConfig(Config):
-    """Evaluation harness: settings of ``fairseq-harness``."""
+    """Minimal pairs: settings of ``fairseq-harness``."""
 
     data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
-    tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
     pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
     known_words: str | None = flag(None, "also average pairs whose words are all in this text", metavar="FILE")
     no_start: bool = flag(
         False, "decoders: no </s> before a sentence, whose first token is context (with --add-bos-token, its <s>)"
     )
     within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
-    include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
-    num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
-    limit: int | None = flag(None, "examples per task (default: all)", low=1)
+    limit: int | None = flag(None, "pairs per file (default: all)", low=1)
     batch_size: int = flag(8, "rows read at once", low=1)
-    max_gen_toks: int = flag(256, "maximum tokens to generate, unless the task names a number", low=1)
-    bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
     cpu: bool = flag(False, "use the CPU even if a GPU is available")
     results_path: str | None = flag(None, "folder for results.json", aliases=("--out",), metavar="DIR")
 

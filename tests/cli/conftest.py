@@ -53,12 +53,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     class LM:
         pass
 
-    class TaskManager:
-        def __init__(self, **options: object) -> None: ...
-
-        def match_tasks(self, names: list[str]) -> list[str]:
-            return names
-
     def simple_evaluate(model: Any, tasks: list[str], **options: object) -> dict[str, Any]:
         models.append(model)
         [score] = model.loglikelihood_rolling([types.SimpleNamespace(args=("the cat",))])
@@ -69,7 +63,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "lm_eval.api": {},
         "lm_eval.api.model": {"LM": LM},
         "lm_eval.api.registry": {"register_model": lambda name: lambda cls: cls},
-        "lm_eval.tasks": {"TaskManager": TaskManager},
     }
     for name, content in made.items():
         module = types.ModuleType(name)

@@ -3,7 +3,6 @@ a local task."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -206,7 +205,9 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_local_tasks_of_the_harness_agree_with_our_scores(offline: None, tmp_path: Path) -> None:
+def test_tasks_of_the_harness_agree_with_our_scores_from_its_own_command_line(
+    offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
     path = saved(ARCHS["shortformer"], tmp_path / "model")
     model = LanguageModel.from_pretrained(path)
@@ -221,35 +222,17 @@ def test_local_tasks_of_the_harness_agree_with_our_scores(offline: None, tmp_pat
     for name, (kind, more) in KINDS.items():
         task = TASK.format(name=name, data=tmp_path / "data.jsonl", kind=kind, more=more)
         (tmp_path / f"{name}.yaml").write_text(task)
-    argv = [str(path), "--tasks", ",".join(KINDS), "--include-path", str(tmp_path), "--cpu", "--bootstrap-iters", "0"]
-    found = harness.main(get_harness_parser().parse_args(argv))
-    totals = [float(Requests(model).rolling([text])[0]) for text in texts]
-    size = sum(len(text.encode()) for text in texts)
-    assert found["rolling"]["bits_per_byte"] == pytest.approx(-sum(totals) / math.log(2) / size, rel=1e-6)
-    assert found["choice"]["acc"] == 1.0 and found["until"]["exact_match"] == 1.0
-    assert harness_model() is harness_model()
-
-
-def test_the_harness_runs_the_model_from_its_own_command_line(
-    offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
-    path = saved(ARCHS["baseline"], tmp_path / "model")
-    model = LanguageModel.from_pretrained(path)
-    texts = [words(model, *range(start, start + 9)) for start in (5, 40)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    kind, more = KINDS["rolling"]
-    task = TASK.format(name="rolling", data=tmp_path / "data.jsonl", kind=kind, more=more)
-    (tmp_path / "rolling.yaml").write_text(task)
-
-    flags = f"--model fairseq --model_args path={path} --tasks {tmp_path / 'rolling.yaml'} --device cpu"
+    tasks = ",".join(str(tmp_path / f"{name}.yaml") for name in KINDS)
+    flags = f"--model fairseq --model_args path={path} --tasks {tasks} --device cpu"
     argv = ["fairseq-harness", "lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", argv)
     harness.cli_main()
     [results] = [json.loads(file.read_text()) for file in (tmp_path / "results").rglob("results*.json")]
+    found = results["results"]
     total = sum(float(Requests(model).rolling([text])[0]) for text in texts)
     size = sum(len(text.encode()) for text in texts)
-    assert results["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(-total / math.log(2) / size, rel=1e-6)
+    assert found["rolling"]["bits_per_byte,none"] == pytest.approx(-total / math.log(2) / size, rel=1e-6)
+    assert found["choice"]["acc,none"] == 1.0 and found["until"]["exact_match,none"] == 1.0
 
 
 def test_mistakes_in_the_harness_command_line_are_one_line(
@@ -276,16 +259,9 @@ def test_the_harness_finds_the_model_by_its_entry_point() -> None:
     assert (harness_model().__module__, harness_model().__name__) == ("fairseq.interop.harness.model", "FairseqLM")
 
 
-def test_a_missing_harness_or_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*flags: str) -> Any:
-        return harness.main(get_harness_parser().parse_args(["missing.pt", *flags]))
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "lm_eval" else find(name))
+def test_a_missing_harness_or_missing_pairs_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with user_error("--pairs: give minimal pairs"):
+        harness.main(get_harness_parser().parse_args(["missing.pt"]))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs lm-eval, which is not installed; pip install lm-eval"):
-        run("--tasks", "mine")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: "there" if name == "lm_eval" else find(name))
-    with user_error("--tasks: name one task"):
-        run()
-    with user_error("--include-path .*: folder not found"):
-        run("--tasks", "mine", "--include-path", str(tmp_path / "none"))
+        harness_model()

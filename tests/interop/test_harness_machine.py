@@ -3,13 +3,11 @@ installed."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import accelerators
 import pytest
@@ -17,9 +15,8 @@ import runs
 from exports import imported
 
 from fairseq.errors import UserError
-from fairseq.interop.harness import harness_model, task_data
+from fairseq.interop.harness import harness_model
 from fairseq.interop.harness.requests import EncoderRequests
-from fairseq_cli.harness import cli_main
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders" / "bert"
 MODULE = "fairseq.interop.harness.model"
@@ -30,11 +27,10 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The harness, or modules with the names that the adapter imports."""
     known, find = MODULE in sys.modules, importlib.util.find_spec
     if find("lm_eval") is None:
-        for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.api.registry", "lm_eval.__main__"):
+        for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.api.registry"):
             monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
         sys.modules["lm_eval.api.model"].LM = object  # type: ignore[attr-defined]
         sys.modules["lm_eval.api.registry"].register_model = lambda name: lambda cls: cls  # type: ignore[attr-defined]
-        sys.modules["lm_eval.__main__"].cli_evaluate = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there" if name == "lm_eval" else find(name))
     yield
     if not known:
@@ -62,31 +58,3 @@ def test_an_encoder_answers_with_pseudo_log_likelihoods(harness: None, tmp_path:
         harness_model()(path, within_words="maybe")
     with pytest.raises(UserError, match="within.words: the model is a decoder"):
         harness_model()(str(runs.GOLDEN / "baseline.pt"), str(runs.DATA), within_words=True, device="cpu")
-
-
-class DatasetNotFoundError(Exception):
-    """An error of a library that loads data."""
-
-
-DatasetNotFoundError.__module__ = "datasets.exceptions"
-
-
-@pytest.mark.parametrize("error", [ConnectionError, FileNotFoundError, TimeoutError, DatasetNotFoundError])
-def test_data_that_cannot_be_loaded_is_one_line(
-    error: type[Exception], harness: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> Any:
-        raise error("Couldn't reach\nthe Hub")
-
-    monkeypatch.setattr(importlib.import_module("lm_eval.__main__"), "cli_evaluate", fail)
-    monkeypatch.setattr("sys.argv", ["fairseq-harness", "lm-eval", "--tasks", "hellaswag"])
-    with pytest.raises(SystemExit) as stop:
-        cli_main()
-    message = f"--tasks: their data cannot be loaded ({error.__name__}: Couldn't reach the Hub); connect to the network"
-    assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"fairseq-harness lm-eval: error: {message}")
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError, KeyError, UserError])
-def test_other_errors_pass(error: type[Exception]) -> None:
-    with pytest.raises(error), task_data():
-        raise error("x")
