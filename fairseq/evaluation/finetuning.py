@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -17,7 +15,6 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, distributed
-from fairseq.checkpoint import sharded
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
 from fairseq.config.command_settings import FinetuneConfig
@@ -34,14 +31,13 @@ from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules import devices
 from fairseq.modules.precision import Precision
-from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.system.files import prepare_folder
 from fairseq.system.json_files import finite, read_json, write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.fairseq_task import setup_task
 from fairseq.tasks.sentence_prediction import SentencePredictionTask, folder_beside
 from fairseq.tasks.settings import SentencePredictionTaskConfig
-from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
 from fairseq.training.length import total_updates
 
@@ -61,8 +57,7 @@ def finetune(
     and write ``results.json`` to ``cfg.save_dir``.
 
     A run equals ``fairseq-train``, whose *training_parser* reads its flags. Runs that are complete
-    in the folder are not repeated, unless what they read or the predictions that they wrote have
-    changed since.
+    in the folder are not repeated.
 
     Returns:
         The settings, runs and scores, as in ``results.json``.
@@ -87,8 +82,7 @@ def finetune(
     task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
     prepare_folder("`save_dir`", Path(cfg.save_dir))
-    inputs = _digests(data, cfg.path, task)
-    runs = [sweep.run(lr, seed, updates, task, inputs) for lr in cfg.lrs for seed in cfg.seeds]
+    runs = [sweep.run(lr, seed, updates, task) for lr in cfg.lrs for seed in cfg.seeds]
     summaries = summarize(runs)
     best = best_rate(summaries)
     report: dict[str, object] = {
@@ -232,24 +226,18 @@ class Sweep:
         assert updates is not None
         return task, updates
 
-    def run(
-        self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
-    ) -> FinetunedRun:
-        """Train one model, unless the result of the same
-        *inputs* exists, and write its predictions."""
+    def run(self, lr: float, seed: int, updates: int, task: SentencePredictionTask) -> FinetunedRun:
+        """Train one model, unless its result exists, and write its predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
-        metrics = _finished(folder, flags, inputs, self.splits)
+        metrics = _finished(folder, [*flags, *self.splits])
         if metrics is None:
             # Left by a run with other settings. First the result: it says that the other is there.
             for name in (RESULT, BEST):
                 (folder / name).unlink(missing_ok=True)
             distributed.run(training_job(training_settings(self.parse(flags, folder))))
             metrics = self.predict(task, folder)
-            predictions = _predictions(folder, self.splits)
-            result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": predictions}
             # Written last: a run with this file is complete.
-            with atomic_file(folder / RESULT) as file:
-                file.write(json.dumps(finite(result), indent=1).encode())
+            write_json(folder / RESULT, {"flags": [*flags, *self.splits], "figures": metrics}, "`save_dir`")
         return FinetunedRun(lr, seed, metrics, str(folder))
 
     def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
@@ -266,44 +254,9 @@ class Sweep:
         return metrics
 
 
-def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
-    """The metrics of a complete run in *folder* with the same *flags*,
-    of the same *inputs*, with its predictions."""
+def _finished(folder: Path, flags: list[str]) -> dict[str, float] | None:
+    """The metrics of a complete run with the same *flags* in *folder*."""
     if not os.path.exists(folder / RESULT):
         return None
     result = read_json(folder / RESULT, "remove it to train again")
-    known = {"flags": flags, "inputs": inputs}
-    if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
-        return None
-    metrics, written = result.get("figures"), result.get("predictions")
-    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
-        return None
-    return metrics if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
-
-
-def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, str]:
-    """A digest of each file that the runs read: data,
-    checkpoint, dictionary, tokenizer and subword codes."""
-    patterns = ("*.tsv", "input?/*", "label/*")
-    texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
-    weights = find_checkpoint(path)
-    weights = weights / sharded.PLAIN if sharded.is_folder(weights) else weights
-    dictionary = Path(task.dictionary.path or data)
-    codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
-    files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
-    return {str(path): _digest(path) for path in files if os.path.isfile(path)}
-
-
-def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
-    """A digest of the predictions of each of *splits*; empty where there are none."""
-    files = [folder / f"predictions.{split}.tsv" for split in splits]
-    return {path.name: _digest(path) if os.path.isfile(path) else "" for path in files}
-
-
-def _digest(path: Path) -> str:
-    # In pieces: a checkpoint may be larger than memory.
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+    return result["figures"] if result.get("flags") == flags else None

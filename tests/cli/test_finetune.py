@@ -22,9 +22,6 @@ from fairseq.config import options
 from fairseq.data.glue import GLUE
 from fairseq.evaluation import finetuning
 from fairseq.evaluation.classifier import FinetunedRun, Predictions, as_table, best_rate, summarize
-from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.base import Space
 from fairseq_cli import finetune
 from fairseq_cli.finetune import get_finetune_parser
 
@@ -75,56 +72,6 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     assert finetune.main(arguments(home, *flags)) == report
     with pytest.raises(AssertionError):
         finetune.main(arguments(home, *flags, "--max-epoch 7"))
-
-
-CHANGES = {
-    "dict.txt": lambda text: text.replace(" 1\n", " 2\n"),
-    "tokenization.json": lambda text: text + "\n",
-    "codes": lambda text: text + "w 2</w>\n",
-}
-FILES: dict[str, dict[str, str]] = {  # of a run, with the settings that name them
-    "MR/dev.tsv": {},
-    "MR/test.tsv": {},
-    "bert.pt": {},
-    "out/lr0.001-seed1/predictions.valid.tsv": {},
-    "second/train.tsv": {"data": "MR:second"},
-    "bin/dict.txt": {"data_bin": "bin/dict.txt"},
-    "bin/tokenization.json": {"data_bin": "bin/dict.txt"},
-    "codes": {"bpe_codes": "codes"},
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_run_is_repeated_where_what_it_read_or_wrote_has_changed(
-    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for source in ("MR", "bin"):
-        shutil.copytree(home / source, tmp_path / source)
-    shutil.copytree("MR", "second")
-    shutil.copy(home / "bert.pt", tmp_path)
-    Path("codes").write_text("#version: 0.2\nw 1</w>\n")
-    if name == "bin/tokenization.json":
-        Tokenizer(Space()).save("bin", Dictionary.load("bin/dict.txt").symbols)
-
-    def run() -> None:
-        args = arguments(tmp_path, "--seeds 1 --lrs 0.001 --max-epoch 1 --save-dir", tmp_path / "out")
-        finetune.main(argparse.Namespace(**{**vars(args), **FILES[name]}))
-
-    run()
-    monkeypatch.setattr(finetuning, "training_job", lambda settings: (_ for _ in ()).throw(InterruptedError))
-    run()
-    path = tmp_path / name
-    if path.suffix == ".pt":
-        state = torch.load(path, weights_only=True)
-        next(iter(state["model"].values())).mul_(2)
-        torch.save(state, path)
-    elif path.suffix == ".tsv":
-        path.write_text(path.read_text().rstrip("\n").rpartition("\n")[0] + "\n")
-    else:  # another file of the same meaning
-        path.write_text(CHANGES[path.name](path.read_text()))
-    with pytest.raises(InterruptedError):
-        run()
 
 
 def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(home: Path, tmp_path: Path) -> None:
