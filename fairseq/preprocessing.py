@@ -18,7 +18,7 @@ from typing import BinaryIO
 from fairseq.config.command_settings import PreprocessConfig, TokenizeConfig
 from fairseq.config.fields import shown
 from fairseq.config.registry import BPES
-from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
+from fairseq.data.binarizer import Binarizer, splitters
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError, with_flags
 from fairseq.notes.spans import mark_texts
@@ -78,21 +78,16 @@ def preprocess(config: PreprocessConfig) -> None:
         tokenizer = _tokenizer(config, splits, folder, say)
         # A dictionary is learned from the training text alone.
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
-        # The operating system removes a file without a name, however this process ends.
         with (
             tokenized_texts(read, tokenizer, config, config.workers, folder) as texts,
-            tempfile.TemporaryFile(dir=folder) as file,
             splitters(config.workers) as pool,
         ):
-            training, learned = _training_texts(texts), None
             tokens: dict[str, tuple[int, str]] = {}
             if config.srcdict is not None:
                 dictionary = Dictionary.load(config.srcdict)
-            elif config.dict_only:
-                dictionary = _learn_dictionary(config, count_words(training, config.workers), tokenizer)
             else:
-                learned = LearnedTexts(training, pool, file)
-                dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
+                counter = count_words(_training_texts(texts), config.workers)
+                dictionary = _learn_dictionary(config, counter, tokenizer)
             _check_other_splits(config, dictionary, splits)
             for hint in _other_shards(config, splits):
                 say(hint)
@@ -101,7 +96,7 @@ def preprocess(config: PreprocessConfig) -> None:
             if not config.dict_only:
                 if config.notes:
                     _write_notes(config, dictionary, tokenizer, texts, folder, say)
-                binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
+                binarizer = Binarizer(dictionary, pool, tokenizer is not None)
                 for name, text in texts.items():
                     largest = _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
                     tokens[f"{name}.bin"] = largest, dictionary.digest()

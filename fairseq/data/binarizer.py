@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -38,58 +35,6 @@ class Summary:
     largest: int = 0  # id
 
 
-class LearnedTexts:
-    """Texts read once, before their dictionary is known: the counts of their words, and their
-    tokens in a file.
-
-    There a token is 1 + the index of its word in ``words``, 0 the ``</s>`` of a line. Only words
-    are kept in memory.
-
-    Args:
-        pool: of :func:`splitters`.
-        file: for the tokens; binary, empty, readable and writable.
-
-    Attributes:
-        words: all different words, in the order of their first appearance.
-
-    Raises:
-        UserError: a text is missing, empty or not UTF-8, or a process died.
-    """
-
-    def __init__(self, paths: Iterable[str], pool: Workers[_Part], file: BinaryIO) -> None:
-        self._file = file
-        self._parts: dict[str, tuple[int, int]] = {}  # offset in the file, number of parts
-        # Known words are looked up without any Python code of ours; only a new one counts on.
-        numbers: dict[str, int] = collections.defaultdict(itertools.count(1).__next__)
-        counts = np.zeros(1, np.int64)
-        for path in paths:
-            start = file.tell()
-            for count, part in enumerate(over(pool, path, "reading"), 1):
-                table = np.array([0, *map(numbers.__getitem__, part.words)])
-                # The smallest type for the words so far: tokens go to disk and come back, so their
-                # size is the cost.
-                np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
-                counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
-                counts[table] += np.bincount(part.numbers, minlength=len(table))
-                self._parts[path] = start, count
-        self.words = list(numbers)
-        self._counts = counts[1:]
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._parts
-
-    def counter(self) -> Counter[str]:
-        """The count of each word of all texts."""
-        return Counter(dict(zip(self.words, self._counts.tolist(), strict=True)))
-
-    def numbers(self, path: str) -> Iterator[np.ndarray]:
-        """The tokens of the text *path*, a part at a time: unsigned [N], see the class."""
-        start, count = self._parts[path]
-        self._file.seek(start)
-        for _ in range(count):
-            yield np.load(self._file)
-
-
 class Binarizer:
     """Writes texts as corpora of a dictionary's ids.
 
@@ -99,7 +44,6 @@ class Binarizer:
     Args:
         pool: of :func:`splitters` (default: this process).
         replaced_before: whether unknown symbols in the text count as replaced, as a tokenizer's do.
-        learned: texts that are not read again.
     """
 
     def __init__(
@@ -107,12 +51,10 @@ class Binarizer:
         dictionary: Dictionary,
         pool: Workers[_Part] | None = None,
         replaced_before: bool = False,
-        learned: LearnedTexts | None = None,
     ) -> None:
         self._dictionary = dictionary
         self._dtype = token_dtype(len(dictionary))
         self._replaced_before = replaced_before
-        self._learned = learned
         self._pool = splitters(1) if pool is None else pool
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
@@ -125,7 +67,8 @@ class Binarizer:
         """
         summary = Summary()
         with IndexedWriter(prefix, self._dtype) as writer:
-            for numbers, table in self._parts(path):
+            for part in over(self._pool, path, "writing"):
+                numbers, table = part.numbers, self._table(part.words)
                 # Distances between ends of lines, the end counted with its line.
                 sizes = np.diff(np.flatnonzero(numbers == 0), prepend=-1)
                 writer.add(table.ids[numbers], sizes)
@@ -139,16 +82,6 @@ class Binarizer:
             if summary.tokens == summary.sentences:
                 raise no_words(path)
         return summary
-
-    def _parts(self, path: str) -> Iterator[tuple[np.ndarray, _Table]]:
-        """For each part of a text its tokens as numbers [N], and what these mean."""
-        if self._learned is not None and path in self._learned:
-            table = self._table(self._learned.words)
-            for numbers in self._learned.numbers(path):
-                yield numbers, table
-            return
-        for part in over(self._pool, path, "writing"):
-            yield part.numbers, self._table(part.words)
 
     def _table(self, words: list[str]) -> _Table:
         dictionary = self._dictionary
@@ -185,8 +118,7 @@ class _Part:
 
 
 def splitters(workers: int) -> Workers[_Part]:
-    """Processes that split parts of texts into words,
-    for :class:`LearnedTexts` and :class:`Binarizer`."""
+    """Processes that split parts of texts into words, for :class:`Binarizer`."""
     return Workers(_numbered, workers)
 
 

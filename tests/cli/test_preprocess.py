@@ -3,8 +3,6 @@ by a failure."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -106,75 +104,6 @@ def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     dictionary = Dictionary.load(tmp_path / "out" / "dict.txt")
     tokens = IndexedCorpus(str(tmp_path / "out" / "train")).tokens
     assert [dictionary[token] for token in tokens[::3]] == [f"w{number}" for number in range(500)]
-
-
-def test_a_training_text_is_read_once_for_its_dictionary_and_its_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    blocks = counting.text_blocks
-
-    def recorded(path: str, start: int, end: int) -> Iterator[str]:
-        for text in blocks(path, start, end):
-            read.append(text)
-            yield text
-
-    monkeypatch.setattr(counting, "text_blocks", recorded)
-    monkeypatch.setattr(binarizer, "text_blocks", recorded)
-    run(tmp_path / "out", trainpref=text_file(tmp_path, "a b\nb c\n"))
-    assert read == ["a b\nb c\n"]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"workers": 2, "thresholdsrc": 3, "padding_factor": 0},
-        {"nwordssrc": 40, "padding_factor": 7},
-        {"thresholdsrc": 2, "nwordssrc": 30, "notes": True, "note_min_count": 4, "note_max_count": 9},
-        {"tokenizer": "space", "bpe": "subword_nmt", "learn_bpe": 60},
-        {"text_field": "body", "thresholdsrc": 2},
-    ],
-)
-def test_provisional_ids_become_those_that_the_finished_dictionary_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(counting, "CHUNK_BYTES", 300)
-    rng = np.random.RandomState(1)
-    symbols = ["<unk>", "</s>", "<pad>", "\0", "é", "世", *(f"w{number}" for number in range(400))]
-    lines = [" ".join(rng.choice(symbols, rng.randint(0, 12), p=rng.dirichlet([0.03] * 406))) for _ in range(300)]
-    texts = ["\n".join(lines[:200]) + "\n", "\r\n".join(lines[200:])]
-    if "text_field" in flags:
-        rows = [gzip.compress(json.dumps({"body": text}).encode() + b"\n") for text in texts]
-        paths = [text_file(tmp_path, row, f"{number}.jsonl.gz") for number, row in enumerate(rows)]
-    else:
-        paths = [text_file(tmp_path, text, f"{number}.txt") for number, text in enumerate(texts)]
-    # The texts of a validation split are read with the finished dictionary.
-    run(tmp_path / "out", trainpref=",".join(paths), validpref=",".join(paths), **flags)
-    written = files(tmp_path / "out")
-    splits = {name: content for name, content in written.items() if name.startswith("train")}
-    assert len(splits) >= 4 and all(content == written[f"valid{name[5:]}"] for name, content in splits.items())
-    if "bpe" not in flags:
-        expected = Dictionary()
-        expected.update(Counter(" ".join(lines).split()))
-        expected.finalize(flags.get("thresholdsrc", 0), flags.get("nwordssrc", -1), flags.get("padding_factor", 8))
-        expected.save(tmp_path / "expected.txt")
-        assert written["dict.txt"] == (tmp_path / "expected.txt").read_bytes()
-        tokens = np.asarray(IndexedCorpus(str(tmp_path / "out" / "train1")).tokens)
-        assert tokens.tolist() == [token for line in lines[200:] for token in expected.encode(line)]
-
-
-def test_an_interrupted_run_has_no_named_file_of_provisional_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Dictionary, "finalize", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "out", trainpref=text_file(tmp_path, "a b\n"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_line_longer_than_memory_should_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
