@@ -52,7 +52,7 @@ SHORT = f"{BASELINE} --max-update 2"
 
 DEVICE = "cpu"
 """Where :func:`train` trains: ``--device`` of pytest."""
-CLOCKS = ("wps", "ups", "mfu", "train_wall", "wall")
+CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 
 def words(*flags: Any) -> list[str]:

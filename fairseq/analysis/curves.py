@@ -22,7 +22,6 @@ UNITS = {
     **dict.fromkeys(("generator_loss", "discriminator_loss"), "bits per token"),
     "wps": "tokens per second",
     "ups": "updates per second",
-    "mfu": "% of the peak",
     "clip": "% of updates",
     "wpb": "tokens",
     "bsz": "rows",

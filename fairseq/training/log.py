@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from fairseq.training.effective import plain_settings
 from fairseq.training.length import frequency, total_updates
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
-from fairseq.training.utilisation import count_flops, device_peak
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +35,9 @@ class Clock:
 
     Args:
         meters: the run's; what they hold already does not count as done since.
-
-    Attributes:
-        update_share: percentage of the device's peak that one update per second needs; None: not
-            known.
     """
 
     def __init__(self, meters: Mapping[str, Meter]) -> None:
-        self.update_share: float | None = None
         self.before = {name: (meter.tokens, meter.updates) for name, meter in meters.items()}
         self.start = self.last = time.perf_counter()
 
@@ -68,13 +62,9 @@ class Clock:
 
     def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
         """Tokens and updates a second that *meter*, called *name*,
-        counted in *seconds*, without restored ones.
-
-        ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
-        """
+        counted in *seconds*, without restored ones."""
         tokens, updates = self.before[name]
-        speeds = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
-        return speeds if self.update_share is None else {**speeds, "mfu": self.update_share * speeds["ups"]}
+        return {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
 
 
 class RunLog:
@@ -87,7 +77,6 @@ class RunLog:
     def __init__(self, settings: TrainingSettings, world: World) -> None:
         self.settings = settings
         self.is_first = world.is_first
-        self.peak = device_peak(settings.common, world)
         self.progress = RunProgress(0, 0)
         self.shown: Meter | None = None  # what the loss in the bar was made of, in the present interval
         self._record: Record = lambda values, tag, step: None
@@ -126,15 +115,6 @@ class RunLog:
         self.progress.total = total_updates(state.cfg, state.num_updates, batches)
         done, total = math.ceil(batches.iterations_in_epoch / size), math.ceil(len(batches) / size)
         return self.bar(updates, batches.epoch, total, start=done, run=self.progress)
-
-    def measured(self, update: Callable[[], T]) -> T:
-        """Return the result of *update*; count the operations of the first one of an epoch, where
-        the peak of the device is known."""
-        if self.peak is None or self.clock.update_share is not None:
-            return update()
-        result, flops = count_flops(update)
-        self.clock.update_share = 100 * flops / self.peak
-        return result
 
     def update(self, bar: ProgressBar[Any], state: TrainingState) -> None:
         """Show an update that was applied, where a line is due."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import itertools
 import logging
@@ -250,7 +249,7 @@ class Run:
         with remaining as updates, self.log.epoch(state, updates) as bar:
             for samples in bar:  # the position in the data is behind *samples* already
                 self.profiler.before_update(state.num_updates)
-                applied = self.log.measured(functools.partial(update, state, samples, self.requests))
+                applied = update(state, samples, self.requests)
                 if self.frozen is False:
                     # Model, optimizer and compiled code live as long as the run. To search them for
                     # garbage holds up this process, and all that wait for its gradients.
