@@ -57,12 +57,6 @@ def is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def name(device: torch.device) -> str:
-    """Return the name that the maker gave to *device*, or its kind where torch does not tell."""
-    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
-    return device.type if name_of is None else str(name_of(device))
-
-
 # Numbers in float64: sums over a corpus, angles of positions, probabilities of draws
 
 
