@@ -273,8 +273,8 @@ def log_differences(
         parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {', '.join(ways)}")
     if parts:
         logger.warning("%s: settings %s", source, "; ".join(parts))
-    was_complete = stored.get("max_update") == state.num_updates and "lr" not in changed
-    if was_complete and rates and state.get_lr() > 1.5 * rates[0]:
+    was_complete = bool(rates) and "lr" not in changed and stored.get("max_update") == state.num_updates
+    if was_complete and state.get_lr() > 1.5 * rates[0]:
         logger.warning(
             "%s: this run was complete; it goes on, and its learning rate rises again, to %.3g; for a new run, choose "
             "another `save_dir`",
