@@ -5,7 +5,7 @@ from types import ModuleType
 
 from fairseq.interop.fairseq import connection
 from fairseq.system import deferred
-from fairseq.system.version import __version__, warn_of_neighbour
+from fairseq.system.version import __version__
 
 __all__ = ["__version__"]
 
@@ -22,4 +22,3 @@ def __getattr__(name: str) -> ModuleType:
 
 
 deferred.connect(_parts, connection)
-warn_of_neighbour()

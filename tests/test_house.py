@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import pytest
 import runs
 
 import fairseq
@@ -68,48 +67,9 @@ def test_no_file_imports_one_that_imports_it() -> None:
     assert circles(graph) == []
 
 
-def test_no_room_imports_one_that_imports_it() -> None:
-    def room(module: str) -> str:
-        first, *rest = module.split(".")
-        return f"{first}.{rest[0]}" if rest and first == "fairseq" else first
-
-    graph: dict[str, set[str]] = {}
-    for module in FILES:
-        graph.setdefault(room(module), set()).update({room(name) for name in imports(module)} - {room(module)})
-    assert len(graph) > 15
-    assert circles(graph) == []
-
-
 def test_the_registry_knows_which_modules_are_no_copies_of_plugins() -> None:
     names = {name.split(".")[1] for name in FILES if name.count(".") and name.startswith("fairseq.")}
     assert set(registry.ROOMS) == names - {"__main__"}
-
-
-def test_no_large_file_is_tracked() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a clone")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    sizes = {name: (ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file()}
-    assert len(sizes) > 500
-    assert {name: size for name, size in sizes.items() if size > 1_000_000} == {}
-
-
-def test_modules_load_nothing_of_the_project_but_errors() -> None:
-    fairseqs = ("multihead_attention", "transformer_config", "fairseq_", "transformer_sentence")  # for plug-ins
-    own = [
-        name
-        for name in FILES
-        if name.startswith("fairseq.modules.")
-        and not name.startswith(tuple(f"fairseq.modules.{one}" for one in fairseqs))
-        and "fairseq.modules.f" not in FILES[name].read_text(encoding="utf-8")[:300]
-    ]
-    loaded, todo = set(own), list(own)
-    while todo:
-        new = imports(todo.pop()) - loaded
-        loaded |= new
-        todo += new
-    assert len(loaded) > 12
-    assert {".".join(name.split(".")[:2]) for name in loaded} <= {"fairseq.modules", "fairseq.errors", "fairseq.system"}
 
 
 def test_a_command_loads_nothing_for_plugins_but_the_names_that_they_import() -> None:
@@ -124,46 +84,6 @@ def test_a_command_loads_nothing_for_plugins_but_the_names_that_they_import() ->
     assert set(done.stdout.split()) == {"fairseq.interop.fairseq", "fairseq.interop.fairseq.connection"}
 
 
-def test_flags_are_named_at_the_border_only() -> None:
-    """Below the commands, texts name settings in backticks, which a command line shows as flags."""
-    border = ("fairseq_cli", "fairseq.__main__", "fairseq.config.", "fairseq.interop.fairseq.")
-    allowed = {
-        "fairseq.interop.harness.model": {"--model_args"},  # of lm-evaluation-harness
-        "fairseq.training.effective": {"--config"},  # a comment in a file for that flag
-        # Commands that the log suggests.
-        "fairseq.training.stop": {
-            *("--path", "--gen-subset", "--valid-subset", "--user-dir"),
-            *("--restore-file", "--finetune-from-model", "--reset-"),
-        },
-        **dict.fromkeys(("fairseq.evaluation.finetuning", "fairseq.analysis.comparison")),  # command lines
-        # Arguments of git and of compilers.
-        **dict.fromkeys(("fairseq.system.provenance", "fairseq.kernels.build"), None),
-    }
-    named = {module: flags_in(tree_of(module)) for module in FILES if not module.startswith(border)}
-    unlisted = {module: flags for module, flags in named.items() if allowed.get(module, set()) is not None}
-    assert {module: flags for module, flags in unlisted.items() if flags != allowed.get(module, set())} == {}
-
-
-def flags_in(tree: ast.Module) -> set[str]:
-    """The flags in the strings of *tree*, but for docstrings, aliases of flags, and calls of
-    ``fairseq-…``."""
-    left_out = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    aliases = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "aliases"]
-    left_out |= {part for value in aliases for part in ast.walk(value) if isinstance(part, ast.expr)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in left_out]
-    plain = [re.sub(r"fairseq-\w+( --[\w-]+)+", "", text) for text in texts if isinstance(text, str)]
-    return {found for text in plain for found in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
-
-
-def test_flags_in_strings_are_found() -> None:
-    lines = [
-        '"""A module of ``--lr``."""',
-        'x = flag(0, "as `lr`", aliases=("--rate",))',
-        'y = f"{x}: give --lr {x}, not --a-b_c", "run fairseq-preprocess --notes; add --x"',
-    ]
-    assert flags_in(ast.parse("\n".join(lines))) == {"--lr", "--a-b_c", "--x"}
-
-
 def test_files_and_tests_that_the_documentation_names_exist() -> None:
     missing = []
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
@@ -176,11 +96,6 @@ def test_files_and_tests_that_the_documentation_names_exist() -> None:
             if source is None or any(test not in source for test in tests.split(", ") if name.startswith("tests/")):
                 missing.append((page.name, name, tests))
     assert not missing
-
-
-def test_nothing_advises_to_install_a_name_that_anyone_could_take() -> None:
-    """The package is on no index: its name there is free."""
-    assert [module for module, path in FILES.items() if "fairseq-short[" in path.read_text(encoding="utf-8")] == []
 
 
 def anchors(page: Path) -> set[str]:

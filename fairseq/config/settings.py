@@ -82,9 +82,6 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     wandb_project: str | None = flag(
         None, "project of Weights & Biases (needs the package wandb)", metavar="NAME", training=True
     )
-    trackio_project: str | None = flag(
-        None, "project of trackio (needs the package trackio)", metavar="NAME", training=True
-    )
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 

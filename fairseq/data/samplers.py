@@ -19,9 +19,6 @@ import numpy as np
 from fairseq.data.position import BATCHES, BLOCKS, NUMPY, SEQUENCE, STREAMS, SUM, Layout, order_generator
 from fairseq.errors import UserError
 
-_PIECE = 1 << 20  # blocks sorted together
-_LARGE = (1 << 16) - 1  # sizes from which on blocks are few
-
 
 class Sampler(Protocol):
     """The batches of one process (*rank*) of several. Every rank has the same number of batches;
@@ -183,7 +180,8 @@ class BlockSampler:
         if saved is not None and saved.order == NUMPY:
             self._cut(NUMPY, self._sorted_as_numpy())
         elif by_size:
-            self._sorted = sorted_by_size(self._permutation(len(sizes), epoch=0), sizes)
+            order = self._permutation(len(sizes), epoch=0)
+            self._sorted = order[np.argsort(sizes[order], kind="stable")]
             if limited_by_rows and self.shuffle and self.layout.rule != SUM:
                 # The group stays when a run goes on with another number of processes.
                 group = saved.cut if saved is not None and saved.order == BLOCKS else 0
@@ -263,30 +261,6 @@ class BlockSampler:
             # as `permutation(count)`, without a second array.
             order_generator(self.layout.rule, self.batching.seed, epoch).shuffle(order)
         return order
-
-
-def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return ``order[np.argsort(sizes[order],
-    kind="stable")]`` in memory for one more array like *order*.
-
-    A counting sort: argsort would need 8 bytes a block, several times.
-    """
-    pieces = [order[first : first + _PIECE] for first in range(0, len(order), _PIECE)]
-    counts = np.zeros(_LARGE + 1, np.int64)
-    for piece in pieces:
-        counts += np.bincount(np.minimum(sizes[piece], _LARGE), minlength=_LARGE + 1)
-    following = np.cumsum(counts) - counts  # position of the next block of each size
-    blocks = np.empty_like(order)
-    for piece in pieces:
-        size = np.minimum(sizes[piece], _LARGE).astype(np.uint16)
-        inside = np.argsort(size, kind="stable")
-        values, firsts, equal = np.unique(size[inside], return_index=True, return_counts=True)
-        rank = np.arange(len(piece)) - np.repeat(firsts, equal)
-        blocks[np.repeat(following[values], equal) + rank] = piece[inside]
-        following[values] += equal
-    large = blocks[len(blocks) - int(counts[_LARGE]) :]
-    large[:] = large[np.argsort(sizes[large], kind="stable")]
-    return blocks
 
 
 def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> np.ndarray:

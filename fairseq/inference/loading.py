@@ -167,23 +167,9 @@ def load_models(
         return _load(paths, data, overrides or {}, settings or {}, states)
     except UserError as error:
         message = error.args[0]
-        if overrides and not message.startswith(OVERRIDES) and _loads(paths, data, settings or {}, states):
-            # The file is all right: its settings as they are fit it.
+        if overrides and not message.startswith(OVERRIDES):
             raise UserError(f"{OVERRIDES} {fields.shortened(overrides)}: {message}") from None
         raise
-
-
-def _loads(
-    paths: Sequence[str | Path],
-    data: str | Path,
-    settings: Mapping[str, object],
-    states: Sequence[Mapping[str, object]] | None,
-) -> bool:
-    """Return whether the models can be loaded without overrides."""
-    with contextlib.suppress(UserError):
-        _load(paths, data, {}, settings, states)
-        return True
-    return False
 
 
 def _load(

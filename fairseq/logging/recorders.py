@@ -37,9 +37,8 @@ def check_recorders(common: CommonConfig) -> None:
         _open_lines(path).close()
         if is_new:
             os.unlink(path)
-    for setting in ("wandb_project", "trackio_project"):
-        if getattr(common, setting):
-            _import(setting)
+    if common.wandb_project:
+        _import_wandb()
 
 
 @contextlib.contextmanager
@@ -66,9 +65,8 @@ def recording(
             writes.append(opened.enter_context(tensorboard(common.tensorboard_logdir, after)))
         if metrics_file := common.metrics_file or default:
             writes.append(opened.enter_context(json_lines(metrics_file)))
-        for setting in ("wandb_project", "trackio_project"):
-            if project := getattr(common, setting):
-                writes.append(opened.enter_context(tracker(setting, project, Path(folder), after, config)))
+        if common.wandb_project:
+            writes.append(opened.enter_context(wandb(common.wandb_project, Path(folder), after, config)))
         if common.log_file:
             writes.append(write_to_log_file)
 
@@ -158,29 +156,23 @@ def read_entries(content: bytes) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def tracker(
-    setting: str, project: str, folder: Path, after: int = 0, config: Mapping[str, Any] | None = None
-) -> Iterator[Write]:
-    """A run on Weights & Biases, or in trackio, which has its interface: with the name of its
-    checkpoint *folder* and the settings *config*.
+def wandb(project: str, folder: Path, after: int = 0, config: Mapping[str, Any] | None = None) -> Iterator[Write]:
+    """A run on Weights & Biases, with the name of its checkpoint *folder* and the settings
+    *config*.
 
     A resumed run, which has updates before it (*after*), goes on there, too.
 
     Raises:
         UserError: the package is not installed.
     """
-    package = _import(setting)
-    name = os.environ.get("WANDB_NAME", folder.name)
-    if setting == "trackio_project":
-        run = package.init(project=project, name=name, config=dict(config or {}), resume="allow" if after else "never")
-    else:
-        file = folder / "wandb_id.txt"
-        # A run from the beginning in a former folder is a new one there, too.
-        known = file.read_text().strip() if after and file.is_file() else None
-        run = package.init(project=project, name=name, id=known, resume="allow", config=dict(config or {}))
-        if folder.is_dir():
-            with atomic_file(file) as new:
-                new.write(f"{run.id}\n".encode())
+    package, name = _import_wandb(), os.environ.get("WANDB_NAME", folder.name)
+    file = folder / "wandb_id.txt"
+    # A run from the beginning in a former folder is a new one there, too.
+    known = file.read_text().strip() if after and file.is_file() else None
+    run = package.init(project=project, name=name, id=known, resume="allow", config=dict(config or {}))
+    if folder.is_dir():
+        with atomic_file(file) as new:
+            new.write(f"{run.id}\n".encode())
 
     def write(values: Mapping[str, object], tag: str, step: int) -> None:
         numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
@@ -274,14 +266,11 @@ def _parse_entry(line: bytes) -> dict[str, Any]:
     return entry
 
 
-def _import(setting: str) -> Any:
-    package = setting.removesuffix("_project")
+def _import_wandb() -> Any:
     try:
-        return importlib.import_module(package)
+        return importlib.import_module("wandb")
     except ImportError:
-        raise UserError(
-            f"`{setting}`: {package} is not installed; pip install {package}, or leave the flag out"
-        ) from None
+        raise UserError("`wandb_project`: wandb is not installed; pip install wandb, or leave the flag out") from None
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def is_cuda(device: torch.device) -> bool:
-    """Return whether *device* runs CUDA's kernels, such as apex's."""
+    """Return whether *device* runs CUDA's kernels."""
     return device.type == "cuda"
 
 

@@ -1,8 +1,7 @@
 """Base class of our optimizers: float32 arithmetic
 for every parameter, few kernels, no device synchronisation.
 
-torch's own optimizers consist of ``torch._foreach_*`` as well, which have no public names;
-``tests/optim/test_optim.py`` has the loop that each of them is.
+torch's own optimizers consist of ``torch._foreach_*`` as well, which have no public names.
 """
 
 from __future__ import annotations

@@ -112,15 +112,17 @@ def find(
 ) -> Finding:
     """Return where an update that was not applied is not finite, the same on every rank.
 
-    The weights are checked, then a second forward pass, without gradients, then the gradients in
-    the order of the backward pass. Dropout draws other random numbers than in the first pass.
-    *parameters* of *graph* are given by name, or this rank's parts of them, with their gradients.
+    The weights are checked, then a second forward pass, without gradients, then the gradients.
+    Dropout draws other random numbers than in the first pass. *parameters* of *graph* are given by
+    name, or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
     # On every rank: layers may be gathered.
-    bad, order = _second_pass(graph, task, samples, precision, world)
-    first = first or bad or _in_gradients(graph, parameters, order)
+    bad = _second_pass(graph, task, samples, precision, world)
+    gradients = {name: values_of(p.grad) for name, p in parameters.items() if p.grad is not None}
+    last = next((f"the gradient of {name}" for name, value in gradients.items() if not _is_finite(value)), None)
+    first = first or bad or last
     gathered = world.gather((ids, first), everywhere=True)
     parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
     return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else "")
@@ -128,14 +130,11 @@ def find(
 
 def _second_pass(
     graph: LossGraph, task: FairseqTask, samples: Sequence[Sample | None], precision: Precision, world: World
-) -> tuple[str | None, list[str]]:
-    """The first output that is not finite, if one is, and the names of the modules in the order in
-    which they end."""
-    order: list[str] = []
+) -> str | None:
+    """The first output that is not finite; None if all are."""
     bad: list[str] = []
 
     def report(name: str, module: nn.Module, inputs: object, output: object) -> None:
-        order.append(name)
         # Only the first counts: what is computed from it is not finite either.
         if not bad and not all(_is_finite(value) for value in _tensors(output)):
             bad.append(name)
@@ -153,24 +152,7 @@ def _second_pass(
     finally:
         for handle in handles:
             handle.remove()
-    return (f"the output of {bad[0]}" if bad[0] else "the loss") if bad else None, order
-
-
-def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
-    """The parameter whose gradient the backward pass
-    completes first among those that are not finite.
-
-    *order* names its modules as the forward pass ends them. A tied parameter belongs to the first
-    that has it.
-    """
-    names = {id(value): name for name, value in graph.named_parameters()}
-    used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    # Backward runs from the last module to the first,
-    # so that the last of these gradients is completed first.
-    in_order = [names[value] for value in dict.fromkeys(used)]
-    bad = [name for name in in_order if name in gradients and not _is_finite(values_of(gradients[name]))]
-    return f"the gradient of {bad[-1]}" if bad else None
+    return (f"the output of {bad[0]}" if bad[0] else "the loss") if bad else None
 
 
 def _is_finite(value: Tensor) -> bool:

@@ -48,7 +48,6 @@ IGNORED_ON_RESUME = {
     *("log_format", "log_interval", "no_progress_bar", "tensorboard_logdir", "metrics_file", "log_file"),
     *(
         "wandb_project",
-        "trackio_project",
         "valid_subset",
         "gen_subset",
         "max_tokens_valid",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -21,9 +19,7 @@ from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
-from fairseq.errors import UserError
 from fairseq.system import provenance
-from fairseq.system.files import ARCHIVE
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm, generate, interactive, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
@@ -379,33 +375,6 @@ def test_longer_segments_than_learned_positions_are_one_line(mistake, tmp_path):
     naive.checkpoint(tmp_path / "c.pt", 1200, decoder_learned_pos=True)
     line = mistake("--path", tmp_path / "c.pt", "--tokens-per-sample", "17")
     assert line.startswith("--tokens-per-sample 17: ") and "has 16 positions" in line
-
-
-def outputs(folder):
-    """Flags that name every kind of output, and the files; of one there is an earlier content."""
-    files = [folder / "scores.npz", folder / "results" / "results.json"]
-    files[0].write_bytes(ARCHIVE + b"before")
-    return [BASELINE, FLAGS, "--save-token-scores", files[0], "--results-path", files[1].parent], files
-
-
-@pytest.mark.parametrize("failing", [1, 3])  # of the scores, and of the results: each has its folder, too
-def test_a_full_disk_leaves_whole_files_and_the_results_come_last(failing, tmp_path, monkeypatch):
-    flags, (scores_file, results) = outputs(tmp_path)
-    synced = []
-
-    def full(descriptor):
-        synced.append(descriptor)
-        if len(synced) == failing:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written .No space left"):
-        patch.setattr(os, "fsync", full)
-        evaluate("--path", *flags)
-    # The first file is the former one, or whole; the results, which come last, are not there.
-    assert (scores_file.read_bytes() == ARCHIVE + b"before") if failing == 1 else np.load(scores_file)["tokens"].size
-    assert not results.exists() and sorted(path.name for path in tmp_path.iterdir())[-1] == "scores.npz"
-    evaluate("--path", *flags)
-    assert np.load(scores_file)["tokens"].size == json.loads(results.read_text())["tokens"]
 
 
 def test_a_text_in_the_place_of_the_data_folder_is_told_from_a_dictionary(tmp_path):

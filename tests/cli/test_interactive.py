@@ -18,12 +18,10 @@ import warm
 from mistakes import user_error
 
 from fairseq.config import options
-from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference import Search
 from fairseq.inference import interactive as prompts
 from fairseq.inference.writer import search_of
-from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
 from fairseq_cli.generate import GenerateConfig
@@ -172,14 +170,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path
     assert outputs == ["gres", "gres"]
 
 
-def test_a_line_of_stdin_has_a_limit(monkeypatch):
-    monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
-    stdin = SimpleNamespace(buffer=io.BufferedReader(runs.Endless(2 << 20)), isatty=lambda: False)
-    monkeypatch.setattr(sys, "stdin", stdin)
-    with pytest.raises(UserError, match="^stdin: line 1: longer than 1 MiB; split it$"):
-        run(FLAGS, "--path", BASELINE)
-
-
 def test_nothing_at_all_on_stdin_ends_cleanly(pipe, capsys):
     pipe(b"")
     run(FLAGS, "--path", BASELINE)
@@ -203,16 +193,6 @@ def test_interruption_and_a_closed_pipe_end_without_a_traceback():
         process.stdin.close()
         process.stderr.close()
     stopped.stdout.close()
-
-
-def test_output_that_has_not_every_character_shows_the_rest(pipe, monkeypatch):
-    pipe("é – gres\n".encode())
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    flags = runs.words(runs.DATA, "--cpu --max-new-tokens 3 --path", SHORTFORMER)
-    monkeypatch.setattr(sys, "argv", ["interactive.py", *flags])
-    interactive.cli_main()
-    assert written.getvalue().startswith(rb"\xe9 \u2013 gres")
 
 
 def test_characters_are_what_a_model_of_characters_reads_and_writes(tmp_path, pipe, capsys):

@@ -3,12 +3,9 @@ silent mixtures."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kills import leftover
@@ -19,9 +16,7 @@ from fairseq.config.command_settings import ModelPathConfig
 from fairseq.errors import UserError
 from fairseq.inference.loading import data_and_models
 from fairseq.interop import exporting, importing
-from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
 from fairseq.system import checksums
-from fairseq_cli.checkpoint import merge
 
 
 @pytest.mark.parametrize("work", ["export", "import"])
@@ -46,31 +41,6 @@ def test_a_path_with_a_colon_is_one_checkpoint(tmp_path: Path) -> None:
     assert data_and_models(ModelPathConfig(path=one), "data") == ("data", [one])
     two = str(tmp_path / "d.pt")
     assert data_and_models(ModelPathConfig(path=f"{two}:{two}"), "data") == ("data", [two, two])
-
-
-def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "source").symlink_to("source")
-    args = argparse.Namespace(source=str(tmp_path / "source"), target=str(tmp_path / "t"), no_save_optimizer_state=True)
-    with pytest.raises(UserError, match="source: file not found"):
-        merge(args)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"model": {"vocab": [[["a"], 0.1]]}},
-        {"model": {"vocab": [[{"a": 1}, 0.1]]}},
-        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": ["b"], "id": 1}]},
-        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": {}, "id": 1}]},
-        {"model": {"vocab": [["a", 0.1]]}, "added_tokens": [{"id": 1}]},
-        {"model": {"vocab": {"a": []}}},
-    ],
-    ids=str,
-)
-def test_a_vocabulary_with_entries_that_are_no_text_is_one_line(content: Any, tmp_path: Path) -> None:
-    (tmp_path / TOKENIZER).write_text(json.dumps(content))
-    with pytest.raises(UserError, match="tokenizer.json: unknown vocabulary format"):
-        vocabulary(tmp_path)
 
 
 def test_a_file_of_another_preparation_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mistakes import user_error
 
-from fairseq.data import samplers
 from fairseq.data.position import Layout
 from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
 
@@ -257,21 +256,6 @@ def test_starting_later_skips_batches(start: int, epoch: int) -> None:
         StreamSampler(31, 3, rank=1, world_size=2, passage=4, seed=3),
     ):
         assert read(sampler, epoch, start * sampler.layout.step) == read(sampler, epoch)[start:]
-
-
-@given(
-    sizes=st.lists(st.integers(1, 9) | st.integers(65530, 70000), min_size=1, max_size=50),
-    piece=st.integers(1, 20),
-    large=st.sampled_from([4, 65535]),
-)
-def test_blocks_are_sorted_stably_by_size_whatever_the_pieces(sizes: list[int], piece: int, large: int) -> None:
-    array, order = np.array(sizes, np.int32), np.random.default_rng(1).permutation(len(sizes)).astype(np.int32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samplers, "_PIECE", piece)
-        patch.setattr(samplers, "_LARGE", large)
-        found = samplers.sorted_by_size(order, array)
-    assert found.tolist() == sorted(order.tolist(), key=lambda block: sizes[block])
-    assert found.dtype == np.int32
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000, 70001])

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
 import os
-import re
-import resource
 import subprocess
 import weakref
-from pathlib import Path
 
 import naive
 import pytest
@@ -259,29 +255,6 @@ def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
     assert 0 < sum(skipped) < len(hidden)
     for skips, some, others in zip(skipped, found, expected, strict=True):
         assert not skips or torch.equal(some[1], others[1])
-
-
-@needs_compiler
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the size of the stack from /proc")
-def test_the_stack_need_not_hold_a_number_for_each_row(load):
-    reader, rows = Reader(load("bands")), 400_000
-
-    @torch.inference_mode()
-    def read():
-        kilobytes = int(re.search(r"VmStk:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-        # Of the main thread: below it nothing is mapped, so that an array that is too large cannot
-        # miss the end.
-        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-        resource.setrlimit(resource.RLIMIT_STACK, ((kilobytes + 1024) << 10, hard))
-        hidden = torch.randn(4, reader.packed.width)
-        _, words = reader.best(hidden.repeat(rows // 4, 1), 20)
-        assert torch.equal(words, reader.best(hidden, 20)[1].repeat(rows // 4, 1))
-        os._exit(7)
-
-    process = multiprocessing.get_context("fork").Process(target=read)
-    process.start()
-    process.join()
-    assert process.exitcode == 7
 
 
 @needs_compiler

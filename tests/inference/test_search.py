@@ -314,27 +314,6 @@ def test_choices_follow_the_distribution(how: dict[str, Any], expected: list[flo
     assert [share == 0 for share in found] == [share == 0 for share in expected]
 
 
-@pytest.mark.parametrize("top", [{}, {"top_k": 3}, {"top_p": 0.999}])
-@pytest.mark.parametrize("temperature", [1e-12, 1e-40, 1e-300, 5e-324])
-def test_next_to_no_temperature_is_the_most_probable_token(temperature: float, top: dict[str, Any]) -> None:
-    lprobs = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.24, 0.25, 0.25 + 1e-6, 0.26 - 1e-6]]).log()
-    lprobs[:, 3] = -torch.inf
-    for draw in (0.0, 0.5, 1 - 2.0**-53):
-        draws = torch.full((2,), draw, dtype=torch.float64)
-        assert choose(lprobs, Search(1, temperature, **top), draws).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("temperature", [1e20, 1e39, 1e300])
-def test_boundless_temperature_makes_all_tokens_alike_but_those_that_have_no_probability(temperature: float) -> None:
-    lprobs = LPROBS.clone()
-    lprobs[3] = -torch.inf
-    draws = torch.linspace(0, 1 - 2.0**-53, 401, dtype=torch.float64)
-    for top_k, expected in ((0, [0, 1, 2, 4]), (3, [0, 1, 4])):
-        tokens = choose(lprobs.expand(401, -1), Search(1, temperature, top_k), draws).tolist()
-        assert sorted(set(tokens)) == expected
-        assert all(abs(tokens.count(token) - 401 / len(expected)) < 2 for token in expected)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

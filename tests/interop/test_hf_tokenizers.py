@@ -15,9 +15,7 @@ from exports import MODELS, exported, keep_code_in, made, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import DATA, arguments, model_of
-from subword_encodings import COUNTS, complete, encodings
-from tokenizers.models import BPE
-from tokenizers.normalizers import Precompiled
+from subword_encodings import complete, encodings
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -28,7 +26,6 @@ from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.base import Space
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import BYTES, LINE_END
-from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq_cli import import_model
 from fairseq_cli.import_model import get_import_parser
 
@@ -346,19 +343,3 @@ def test_a_tokenizer_whose_symbols_the_dictionary_lacks_is_exported_as_code(tmp_
     dictionary = Dictionary.of_listed(dictionary.symbols, {"eos": "</s>", "unk": "<unk>"})
     for other, words in ((tokenizer, dictionary), (Tokenizer(Moses(), tokenizer.subwords), complete(tokenizer))):
         assert "tokenization_fairseq.py" in tokenizer_files(other, words, 100)
-
-
-def test_no_fast_tokenizer_equals_other_encodings() -> None:
-    """The reasons why these are exported as code. A release of tokenizers that breaks this test may
-    take one away."""
-    pieces = pytest.importorskip("sentencepiece")
-    model = SentencePiece.learn(COUNTS, 24)
-    proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(model)
-    text = "x\u0308\u0301"  # two accents
-    charsmap = proto.normalizer_spec.precompiled_charsmap
-    assert Precompiled(charsmap).normalize_str(text) == "ẍ", "the second one is lost"
-    assert pieces.SentencePieceProcessor(model_proto=model).normalize(text) == "▁ẍ\u0301"
-    # A symbol that only merges make, as words are put together, is not in a dictionary of
-    # subword-nmt's output.
-    with pytest.raises(Exception, match="`th` out of vocabulary"):
-        BPE({"t": 0, "h": 1, "e": 2, "the</w>": 3}, [("t", "h"), ("th", "e</w>")])

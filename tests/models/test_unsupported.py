@@ -94,12 +94,6 @@ def test_an_override_that_does_not_fit_is_named_not_the_file_that_does(name: str
         LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: value})
 
 
-def test_a_file_that_does_not_fit_is_named_not_its_override(tmp_path: Path) -> None:
-    path = with_settings(tmp_path, alibi=True)
-    with user_error(f"^{path}: alibi=True is not implemented"):
-        LanguageModel.from_pretrained(path, runs.DATA, overrides={"dropout": 0.3})
-
-
 def test_an_override_of_data_that_a_command_reads_from_its_flags_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

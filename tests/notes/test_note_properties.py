@@ -13,7 +13,7 @@ import torch
 from note_batches import DIM, dictionary, spans_of
 from torch import Tensor, nn
 
-from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary, generator_apart
+from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 TOKENS = 4
@@ -221,26 +221,6 @@ def test_a_new_dictionary_has_seen_nothing(form: str) -> None:
     assert {name: value.dtype for name, value in state.items()} == types
     assert {name: tuple(value.shape) for name, value in state.items()} == {name: shapes[name] for name in types}
     assert not any(value.any() for name, value in state.items() if name != "table")
-
-
-def test_initial_notes_are_drawn_on_the_host_whatever_the_default_device() -> None:
-    torch.manual_seed(3)
-    table = NoteDictionary(2, 3).table
-    with torch.device("meta"):
-        assert torch.equal(NoteDictionary(2, 3).table, table)
-
-
-def test_seeds_of_generators_fit_into_64_bits_with_a_sign() -> None:
-    for seed in (0, 1, 2**62, 2**63):
-        torch.manual_seed(seed)
-        assert 0 <= generator_apart("notes").initial_seed() < 2**63
-
-
-@pytest.mark.parametrize("words, dim", [(0, 3), (3, 0), (-1, 3)])
-def test_a_dictionary_has_words_and_width(words: int, dim: int) -> None:
-    with pytest.raises(ValueError, match=f"{words} words and width {dim}"):
-        NoteDictionary(words, dim)
-    NoteDictionary(1, 1)
 
 
 @pytest.mark.parametrize("form", ["literal", "centred"])

@@ -66,13 +66,6 @@ def test_without_rate_the_table_stays_as_it_is(data):
     assert torch.equal(trainer.model.notes.table, before)
 
 
-@pytest.mark.parametrize("setting", ["note_lambda", "note_gamma"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data):
-    with user_error(setting.replace("_", "-")):
-        noted.trainer(data, noted.TNF_BERT, **{setting: value})
-
-
 @pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, f"{noted.CAUSAL} --notes"])
 def test_notes_of_the_context_need_a_window(flags, data):
     with user_error("^--note-half-window 0: must be at least 1 with --note-context$"):
@@ -126,14 +119,6 @@ def test_from_the_last_update_with_notes_on_training_is_that_without(data):
     assert int(taken.sum()) > 0 and torch.equal(ended.model.notes.taken, taken)
     for name, value in plain.model.named_parameters():
         assert torch.equal(dict(ended.model.named_parameters())[name], value), name
-
-
-def test_a_table_that_takes_no_notes_stays_as_it_was(data):
-    trainer = noted.trainer(data, noted.TNF_BERT)
-    trainer.model.notes.note_gamma = 0.0
-    before = trainer.model.notes.table.clone()
-    step(trainer)
-    assert torch.equal(trainer.model.notes.table, before)
 
 
 @pytest.mark.parametrize("pair", PAIRS)

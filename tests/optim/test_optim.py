@@ -9,7 +9,6 @@ import pytest
 import torch
 from mistakes import user_error
 from optimizers import RATES, build, parameters, train
-from torch.optim.adamw import adamw
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, register_optimizer
@@ -112,17 +111,6 @@ def test_adam_counts_the_updates_of_each_parameter():
         assert torch.allclose(p, value, atol=1e-5, rtol=0)
 
 
-def test_nag_takes_a_rate_that_rises_beyond_the_range_of_float32():
-    params = parameters(torch.float32)
-    optimizer = build("nag", params)
-    for rate in (1e-8, 1e38):
-        optimizer.set_lr(rate)
-        for p in params:
-            p.grad = torch.zeros_like(p)
-        optimizer.step()
-    assert all(p.isfinite().all() for p in params)  # the buffers are 0
-
-
 class Operators(TorchDispatchMode):
     """The operators that run, in order."""
 
@@ -215,20 +203,6 @@ def test_equal_runs_are_equal_bit_for_bit(name):
     assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
-def test_sgd_is_torchs_own():
-    ours, theirs = parameters(), parameters()
-    train(build("sgd", ours), RATES)
-
-    class Theirs(FairseqOptimizer):
-        def __init__(self, args, params):
-            super().__init__(args)
-            self._optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1)
-
-    train(Theirs(Namespace(), theirs), RATES)
-    for p, q in zip(ours, theirs, strict=True):
-        assert torch.allclose(p, q, atol=1e-6)
-
-
 def test_frozen_parameters_are_left_out():
     params = parameters()
     params[1].requires_grad_(False)
@@ -304,39 +278,3 @@ def test_updates_on_a_gpu_follow_the_formula_without_waiting_for_it(name):
             torch.cuda.set_sync_debug_mode("default")
     for p, value in zip(on_gpu, wanted, strict=True):
         assert torch.allclose(p.cpu(), value, atol=1e-5, rtol=0)
-
-
-LOOPS = {
-    "_foreach_add_": lambda xs, ys: [x + y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_sub_": lambda xs, ys: [x - y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_mul_": lambda xs, ys: [x * y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_div_": lambda xs, ys: [x / y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_copy_": lambda xs, ys: ys,
-    "_foreach_add": lambda xs, ys: [x + y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_mul": lambda xs, ys: [x * y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_div": lambda xs, ys: [x / y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_addcmul_": lambda xs, ys: [x + y * y for x, y in zip(xs, ys, strict=True)],
-    "_foreach_norm": lambda xs, ys: [x.norm() for x in xs],
-    "_foreach_sqrt_": lambda xs, ys: [x.sqrt() for x in xs],
-    "_foreach_zero_": lambda xs, ys: [torch.zeros_like(x) for x in xs],
-    "_foreach_clamp_min_": lambda xs, ys: [x.clamp(min=1.0) for x in xs],
-}
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_torchs_functions_of_lists_are_loops_which_replace_them_if_they_go(name):
-    xs, ys = ([torch.rand(3) + 0.5, torch.rand(2, 2) + 0.5] for _ in range(2))
-    expected = LOOPS[name](xs, ys)
-    arguments = {"_foreach_addcmul_": [ys, ys], "_foreach_clamp_min_": [1.0]}.get(name, [ys])
-    arguments = [] if name in ("_foreach_norm", "_foreach_sqrt_", "_foreach_zero_") else arguments
-    found = getattr(torch, name)(xs, *arguments)
-    torch.testing.assert_close(xs if name.endswith("_") else list(found), expected)
-
-
-def test_torchs_public_adamw_replaces_its_kernel_if_that_goes():
-    lists = [[torch.rand(3) + 0.5] for _ in range(4)]
-    others = [[x.clone() for x in xs] for xs in lists]
-    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
-    torch._fused_adamw_(*lists, [], [torch.tensor(3.0)], amsgrad=False, maximize=False, **options)
-    adamw(*others, [], [torch.tensor(2.0)], fused=True, amsgrad=False, maximize=False, **options)
-    torch.testing.assert_close(lists, others)

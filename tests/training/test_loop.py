@@ -15,10 +15,10 @@ import yaml
 from mistakes import logged
 
 from fairseq import checkpoint
-from fairseq.config.settings import CheckpointConfig, training_settings
+from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
-from fairseq.training import effective, loop, resume, training_job
+from fairseq.training import loop, resume, training_job
 from fairseq.training.state import TrainingState
 
 QUICK = f"{runs.BASELINE} --decoder-layers 1 --no-epoch-checkpoints --disable-validation"
@@ -281,20 +281,6 @@ def test_a_resumed_run_names_the_checkpoint_and_what_differs(tmp_path: Path, cap
     assert message == f"{path}: settings in force, other than in the checkpoint: --seed 4 (was 3)"
 
 
-def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:4 --save-interval-updates 1")
-    (tmp_path / "checkpoint_1_1.pt").rename(tmp_path / "checkpoint_last.pt")
-    written: list[Any] = []
-    monkeypatch.setattr(effective, "write_settings", lambda settings, path: written.append((settings.flat, path)))
-    flags = "--max-tokens 64 --stages 8:2,16:4 --adam-eps 0.5"
-    runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags)
-    ((values, path),) = written
-    assert path == tmp_path / "settings.yaml" and values["adam_eps"] == 1e-8
-    assert last(tmp_path)["args"]["adam_eps"] == 1e-8, "of the second stage, too"
-
-
 def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "--max-update 1")
     with loop.CheckpointManager(settings.checkpoint).locked(), pytest.raises(UserError, match=f"{tmp_path}"):
@@ -329,22 +315,3 @@ def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(TrainingState, "load_state_dict", lambda self, state, *args, **settings: state["nothing"])
     with pytest.raises(UserError, match=f"^{tmp_path}/checkpoint_last.pt: its training state cannot be restored"):
         runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2")
-
-
-@pytest.mark.parametrize(
-    ("state", "reset", "updates"),
-    [
-        (None, False, 0),
-        ({"last_optimizer_state": {}, "optimizer_history": [{"num_updates": 3}, {"num_updates": 7}]}, False, 7),
-        ({"last_optimizer_state": {}, "optimizer_history": [{"num_updates": 7}]}, True, 0),
-        ({"last_optimizer_state": None, "optimizer_history": [{"num_updates": 7}]}, False, 0),
-        ({"optimizer_history": [{"num_updates": 7}]}, False, 0),
-        ({"last_optimizer_state": {}, "optimizer_history": [{}]}, False, 0),
-        ({"last_optimizer_state": {}, "optimizer_history": []}, False, 0),
-        ({"last_optimizer_state": {}}, False, 0),
-    ],
-)
-def test_updates_are_those_of_the_last_optimizer_whose_state_is_restored(state: Any, reset: bool, updates: int) -> None:
-    options = CheckpointConfig(reset_optimizer=reset)
-    assert resume.Origin("checkpoint", state, "x.pt").updates(options) == updates
-    assert resume.Origin("weights", state, "x.pt").updates(options) == 0, "of another run"

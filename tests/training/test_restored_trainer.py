@@ -14,12 +14,10 @@ from small_runs import a_run
 from small_trainers import TINY, XL, a_trainer, batches
 
 from fairseq.config.settings import CheckpointConfig, training_settings
-from fairseq.distributed import GradientReducer, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models.loading import stored_settings
-from fairseq.text.dictionary import Dictionary
 from fairseq.training import resume
-from fairseq.training import state as state_module
 from fairseq.training.state import TrainingState, gather_random_states, restore_random_states
 from fairseq.training.update import update
 
@@ -61,35 +59,6 @@ def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
         other.load_state_dict(state, "a run", adopt=adopt)
         taken = {entry["exp_avg"].data_ptr() for entry in other.optimizer.optimizer.state.values()}
         assert (taken == moments) is adopt and (adopt or not taken & moments)
-
-
-def test_a_state_has_what_the_run_has() -> None:
-    plain = a_trainer("--optimizer adam").state_dict()
-    assert set(plain) == {"args", "model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
-    assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
-    always = {
-        "random",
-        "carried",
-        "sums",
-        "previous_training_time",
-        "best",
-        "without_improvement",
-        "val_loss",
-    }
-    assert set(plain["extra_state"]) == always
-    (history,) = plain["optimizer_history"]
-    assert history == {
-        "criterion_name": "AdaptiveLoss",
-        "optimizer_name": "FairseqAdam",
-        "num_updates": 0,
-        "lr_scheduler_state": history["lr_scheduler_state"],
-    }
-    assert set(plain["extra_state"]["sums"]) == {"train", "train_inner"}
-    full = a_trainer(FULL, "--skip-nonfinite 3")
-    full.skipped.count = 2
-    extra = full.state_dict()["extra_state"]
-    assert set(extra) == {*always, "average", "loss_scaler", "skipped_nonfinite"}
-    assert extra["skipped_nonfinite"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +174,6 @@ def test_a_numbered_state_has_the_order_of_the_models_parameters_that_the_checkp
     assert runs.difference(found["state"], named["state"]) is None
 
 
-def test_a_mean_of_more_parameters_than_the_model_has_is_refused(state: dict[str, Any]) -> None:
-    for name in ("mean", "weights"):
-        average = state["extra_state"]["average"]
-        more = {**average, name: [*average[name], torch.ones(1)]}
-        with pytest.raises(ValueError, match="zip"):
-            restored({**state, "extra_state": {**state["extra_state"], "average": more}})
-
-
 @pytest.mark.parametrize("flags", ["", "--average-weights-from 9"])
 def test_a_mean_begins_anew_where_the_updates_do_or_before_its_first_one(state: dict[str, Any], flags: str) -> None:
     kept = state if flags else {**state, "last_optimizer_state": None}
@@ -222,28 +183,6 @@ def test_a_mean_begins_anew_where_the_updates_do_or_before_its_first_one(state: 
         assert torch.equal(weight, value)
     name, weight = next(iter(trainer.model.named_parameters()))
     assert torch.equal(trainer.state_dict()["model"][name], weight), "the weights of this run, not the former mean"
-
-
-def test_an_optimizer_of_a_plug_in_is_not_asked_to_adopt_tensors(
-    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = a_trainer(FULL, "--lr 0.01")
-    given: list[Any] = []
-    monkeypatch.setattr(trainer.optimizer, "load_state_dict", lambda *args, **named: given.append(named))
-    monkeypatch.setattr(state_module, "ElementwiseOptimizer", int)
-    trainer.load_state_dict(state, "x.pt", adopt=True)
-    assert given == [{}]
-
-
-def test_a_setting_of_an_extension_that_parameters_depend_on_is_that_of_the_state(
-    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr(resume, "check_settings", lambda *args: checked.append(args))
-    run = a_run(FULL, "--lr 0.01")
-    settings = run.settings
-    resume.restore(run, state, "x.pt")
-    assert checked == [(run.model, state["args"], settings.model, "x.pt", settings.extensions)]
 
 
 def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
@@ -349,19 +288,3 @@ def test_memory_goes_on_with_the_rows_that_do() -> None:
     other = a_trainer(base=XL)
     other.load_state_dict(saved, "x.pt")
     assert not other.task.carried.get("memory"), "no rows go on"
-
-
-def test_parts_of_parameters_have_the_groups_of_their_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    wholes: dict[int, Any] = {}
-    named: list[Any] = []
-    full = GradientReducer.full_parameter
-
-    def full_parameter(self: Any, part: Any) -> Any:
-        return wholes.setdefault(id(part), torch.nn.Parameter(full(self, part).detach().clone()))
-
-    monkeypatch.setattr(GradientReducer, "full_parameter", full_parameter)
-    monkeypatch.setattr(state_module, "ParameterNames", lambda model, criterion, groups: named.extend(groups))
-    trainer = a_trainer()
-    for group, parts in zip(named, trainer.optimizer.param_groups, strict=True):
-        assert [id(p) for p in group["params"]] == [id(wholes[id(p)]) for p in parts["params"]]
-        assert group["lr"] == parts["lr"] and set(group) == set(parts)

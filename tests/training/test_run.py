@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
-import math
 import os
 import shutil
 import signal
@@ -25,8 +23,7 @@ from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, Interruption, World
 from fairseq.errors import UserError, with_flags
-from fairseq.optim.lr_scheduler.cycles import CosineSchedule
-from fairseq.training import Hook, build, loop, train
+from fairseq.training import Hook, loop, train
 from fairseq.training import state as state_module
 from fairseq.training.loop import Run, limit_reached, validation_interval
 from fairseq.training.saving import Saver
@@ -166,29 +163,6 @@ def test_a_validation_that_a_long_run_makes_by_default_is_saved(
     monkeypatch.setattr(loop, "SHORTEST", 2)
     runs.train(tmp_path, FIVE, "--max-epoch 1")
     assert events == [*both(1, 2), *both(1, 4, best=""), *both(1, 5, "end")]
-
-
-class Overflow(Hook):
-    """Makes the gradient of the update after *updates* infinite, once."""
-
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def on_update(self, state: Any) -> None:
-        if state.num_updates == self.updates:
-            handle = state.parameters[0].register_hook(lambda gradient: handle.remove() or gradient * math.inf)
-
-
-def test_weights_are_validated_once_where_a_skipped_update_ends_the_epoch(tmp_path: Path, events: list[Any]) -> None:
-    flags = "--max-update 9 --validate-interval-updates 4 --skip-nonfinite 1 --save-dir"
-    settings = training_settings(runs.arguments(FIVE, flags, tmp_path))
-    with redirect_stdout(io.StringIO()):
-        train(settings, World(), hooks=[Overflow(4)])
-    assert [event[:3] for event in events] == [
-        *(("validate", 1, 4), ("save", 1, 4), ("save", 1, 4)),
-        *(("validate", 2, 8), ("save", 2, 8), ("validate", 2, 9), ("save", 2, 9)),
-    ]
-    assert events[2] == ("save", 1, 4, "end", "", 7.5), "the file of the epoch"
 
 
 # --- the limits of a run
@@ -355,12 +329,6 @@ def test_validation_leaves_speeds_and_the_order_of_training_alone(tmp_path: Path
     assert not runs.summaries(plain, "test") and len(runs.summaries(checked, "test")) == 4
 
 
-@pytest.mark.parametrize(("names", "splits"), [("test", ["test"]), ("valid, test", ["valid", "test"])])
-def test_splits_are_names_between_commas(names: str, splits: list[str]) -> None:
-    settings = training_settings(runs.arguments(FIVE)).changed(valid_subset=names)
-    assert list(build.build_state(settings, World()).validation) == splits
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -378,42 +346,7 @@ def test_mistakes_that_show_late_are_found_first(flags: str, message: str) -> No
     assert error.value.with_flags.startswith(message)
 
 
-def test_the_schedule_is_given_the_figure_of_an_epochs_validation(
-    tmp_path: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[Any, ...]] = []
-    for name in ("step_begin_epoch", "step"):
-        monkeypatch.setattr(CosineSchedule, name, lambda self, *args, name=name: told.append((name, *args)))
-    runs.train(tmp_path, FIVE, runs.NAG, "--max-epoch 2 --validate-interval 2 --no-save")
-    ends = [("step_begin_epoch", 1), ("step", 1, None), ("step_begin_epoch", 2), ("step", 2, -1.0)]
-    assert told == [("step_begin_epoch", 1), *ends]
-
-
 # --- groups of batches
-
-
-@pytest.mark.parametrize(
-    ("read", "size", "groups"), [(0, 2, [2, 2, 1]), (3, 2, [2]), (0, 9, [5]), (4, 1, [1]), (5, 1, [])]
-)
-def test_the_rest_of_an_epoch_comes_in_groups_without_reading_ahead(read: int, size: int, groups: list[int]) -> None:
-    class Epoch:
-        iterations_in_epoch = read
-        taken = 0
-
-        def __len__(self) -> int:
-            return 5
-
-        def __iter__(self) -> Any:
-            for number in range(read, 5):
-                self.taken += 1
-                yield {"id": number}
-
-    epoch: Any = Epoch()
-    found, taken = [], []
-    for group in loop.groups(epoch, size):
-        found.append(len(group))
-        taken.append(epoch.taken)
-    assert found == groups and taken == [sum(groups[: n + 1]) for n in range(len(groups))]
 
 
 # --- seeds
@@ -438,21 +371,6 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
 # --- what a run is made of
 
 
-def test_settings_that_the_task_infers_from_the_data_are_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = build.setup_task
-
-    def infer(settings: Any) -> Any:
-        task = setup(settings)
-        task.settings = task.settings.changed(clip_norm=0.75)
-        return task
-
-    assert a_run().found == {}
-    monkeypatch.setattr(build, "setup_task", infer)
-    run = a_run()
-    assert run.found == {"clip_norm": 0.75}
-    assert run.settings.optimization.clip_norm == run.cfg.clip_norm == 0.75
-
-
 def test_training_and_validation_have_batches_of_their_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--max-tokens-valid 320")
     assert len(run.batches) == 5 and len(run.validation["test"]) > 5
@@ -460,10 +378,3 @@ def test_training_and_validation_have_batches_of_their_own_sizes(monkeypatch: py
     monkeypatch.setattr(state_module, "data_parallel", reducer)
     third = a_run(world=World(1, 3)).batches
     assert (third.sampler.rank, third.sampler.layout.processes, third.device.type) == (1, 3, "cpu")
-
-
-def test_the_model_is_built_where_the_sharding_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(build, "build_device", lambda *args: asked.append(args) or contextlib.nullcontext())
-    run = a_run()
-    assert asked == [(run.settings.distributed, run.world)]

@@ -3,7 +3,6 @@ is left aside."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ from small_trainers import SGD, a_trainer, batches, naive_gradients, norm, weigh
 from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.training import parallel
 from fairseq.training import state as state_module
-from fairseq.training import update as update_module
 from fairseq.training.gradients import gradient_factor
 from fairseq.training.nonfinite import NonFinite
-from fairseq.training.state import Requests
 from fairseq.training.update import update
 from fairseq.training.validation import evaluate
 
@@ -128,35 +124,6 @@ def test_a_schedule_sees_the_validation_figure_of_each_epoch() -> None:
         trainer.end_epoch(epoch)
         rates.append(trainer.get_lr())
     assert rates == [0.4, 0.4, 0.2] and told == [(1, 3.0), (2, 2.0), (3, 2.5)]
-
-
-def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_all_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trainer = a_trainer()
-    samples = batches(trainer, 3)
-    last: list[bool] = []
-    factors: list[Any] = []
-    committed: list[Any] = []
-    clip = update_module.norm_and_factor
-    monkeypatch.setattr(trainer.reducer, "accumulate", lambda last: lasts(last))
-    lasts = lambda value: last.append(value) or contextlib.nullcontext()  # noqa: E731
-    watched = lambda parameters, factor, *more: factors.append(factor) or clip(parameters, factor, *more)  # noqa: E731
-    monkeypatch.setattr(update_module, "norm_and_factor", watched)
-    monkeypatch.setattr(trainer.task, "commit", lambda carried, *args: committed.append(args))
-    monkeypatch.setattr(trainer.reducer, "total_norm", lambda norm: norm * 0 + 7.0)
-    update(trainer, samples)
-    tokens = sum(sample["ntokens"] for sample in samples)
-    assert last == [False, False, True] and factors == [1 / tokens] and isinstance(factors[0], float)
-    assert committed == [(trainer.model, trainer.world)]
-    assert trainer.meters["train"].report(trainer.figures)["gnorm"] == pytest.approx(7.0 / tokens)
-
-    trainer.world = World(0, 2)
-    monkeypatch.setattr(World, "sum", lambda world, values: values.mul_(2))
-    assert trainer.requests == Requests()
-    update(trainer, samples, lambda: Requests(save=True))
-    assert isinstance(factors[1], torch.Tensor) and float(factors[1]) == pytest.approx(2 / (2 * tokens))
-    assert trainer.meters["train"].tokens == (1 + 2) * tokens and trainer.requests == Requests(save=True)
 
 
 def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
@@ -304,27 +271,6 @@ def test_validation_is_of_the_mean_and_changes_nothing() -> None:
     assert found != evaluate(last, samples[:1]).report(last.figures)["loss"]
 
 
-def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a sharded reducer would do it, which is asked for each parameter in turn."""
-    flags = "--optimizer adam --average-weights-from 1"
-    one, other = a_trainer(flags, "--memory-efficient-fp16"), a_trainer(flags, "--memory-efficient-fp16")
-    update(one, batches(one, 1))
-    asked: list[Any] = []
-    for trainer, name in ((one, "full"), (other, "local_shard")):
-        record = lambda p, value, name=name: asked.append((name, id(p))) or value  # noqa: E731
-        monkeypatch.setattr(trainer.reducer, name, record)
-        monkeypatch.setattr(trainer.names, "by_number", lambda state, *args: state)
-    dtypes = {name: value.dtype for name, value in one.model.state_dict().items()}
-    stored = one._stored_model()
-    assert {name: value.dtype for name, value in stored.items()} == {name: dtypes[name] for name in stored}
-    assert asked == [("full", id(p)) for p in one._trained()]
-    assert torch.float16 in dtypes.values()
-    asked.clear()
-    state = one.average.state_dict()  # type: ignore[union-attr]
-    other._each(other.reducer.local_shard, state)
-    assert asked == [("local_shard", id(p)) for p in other._trained()] * 2, "its mean and its weights"
-
-
 def test_before_the_first_mean_the_weights_are_saved() -> None:
     trainer = a_trainer("--optimizer adam --average-weights-from 9")
     update(trainer, batches(trainer, 1))
@@ -333,19 +279,6 @@ def test_before_the_first_mean_the_weights_are_saved() -> None:
 
 
 # --- settings
-
-
-def test_an_optimizer_is_given_the_names_that_parameters_have_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-    groups = parallel.parameter_groups
-
-    def watched(named: Any, *args: Any) -> Any:
-        given.extend(name for name, _ in named)
-        return groups(named, *args)
-
-    monkeypatch.setattr(parallel, "parameter_groups", watched)
-    trainer = a_trainer()
-    assert given == [name for name, _ in trainer.model.named_parameters()]
 
 
 def test_matrices_alone_decay_where_that_is_asked_for() -> None:
