@@ -91,7 +91,8 @@ def preprocess(config: PreprocessConfig) -> None:
             _check_other_splits(config, dictionary, splits)
             for hint in _other_shards(config, splits):
                 say(hint)
-            say(f"Dictionary: {len(dictionary)} types")
+            few = ": the text has no more" if config.learn_bpe and len(dictionary) < config.learn_bpe else ""
+            say(f"Dictionary: {len(dictionary)} types{few}")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
                 if config.notes:

@@ -270,3 +270,15 @@ class NaiveLM:
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return x @ self.state[f"{name}.weight"].T + self.state[f"{name}.bias"]
+
+
+def pointed(hidden, tokens, place, states, sharpness, word):
+    """The probability of *word* at *place* by a pointer over cached states of a text (Grave et al.
+    2016), a state at a time; −1 where there is none."""
+    total = found = 0.0
+    for earlier in range(max(0, place - states), place):
+        a, b = hidden[place].double(), hidden[earlier].double()
+        share = math.exp(sharpness * float(a @ b / (a.norm() * b.norm())))
+        total += share
+        found += share * (int(tokens[earlier]) == word)
+    return found / total if total else -1.0

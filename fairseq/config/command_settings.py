@@ -333,6 +333,15 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
     output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
     context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
     sliding_inf: int = flag(-1, "1: score token by token with a cache", choices=(-1, 0, 1), metavar="{1}")
+    cache_pointer: int = flag(
+        0,
+        "states M of a pointer over a cache: tokens that followed similar states are expected again",
+        low=0,
+        metavar="M",
+    )
+    pointer: list[float] | None = flag(
+        None, "sharpness and weight of `cache_pointer` (default: fitted on the split valid)", low=0, metavar="S,W"
+    )
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
     int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
     sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
@@ -344,6 +353,10 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
         super().check()
         if self.baseline is not None and not self.by_frequency:
             raise SettingError("`baseline`: is compared in `by_frequency`; add it, or leave this out")
+        if self.pointer is not None and (len(self.pointer) != 2 or not self.cache_pointer or self.pointer[1] >= 1):
+            raise SettingError("`pointer`: two numbers, the second below 1, with `cache_pointer`; such as 20,0.2")
+        if self.cache_pointer and (self.num_shards > 1 or self.score_documents is not None):
+            raise SettingError("`cache_pointer`: reads one text in order; excludes `num_shards` and `score_documents`")
         for name, value in (("score_documents", self.score_documents), ("surprisal", self.surprisal)):
             if self.by_frequency and value is not None:
                 raise SettingError(f"`by_frequency`: excludes `{name}`; run one after the other")

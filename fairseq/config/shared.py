@@ -46,9 +46,9 @@ class Part:
 
 @dataclass(frozen=True)
 class KernelConfig(Config):
-    """A setting of former versions, which checkpoints and command lines have."""
+    """Kernels of other packages, read by models and optimizers too."""
 
-    no_apex: bool = flag(False, "no effect: PyTorch's kernels are used", rare=True)
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed", rare=True)
 
 
 @dataclass(frozen=True)

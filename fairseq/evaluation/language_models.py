@@ -29,6 +29,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation import report
 from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
+from fairseq.evaluation.cache_pointer import Pointer
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 from fairseq.evaluation.surprisal import surprisals, warn_of_blocks
@@ -61,7 +62,7 @@ PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
 OF_DECODERS = (  # settings that encoders do not read
     *("tokens_per_sample", "sample_break_mode", "add_bos_token", "context_window", "sliding_inf", "softmax_batch"),
-    *("int8", "sample", "surprisal"),
+    *("int8", "sample", "cache_pointer", "surprisal"),
 )
 
 
@@ -207,7 +208,7 @@ class _Evaluation:
 
     def load(self, data: str, paths: Sequence[str]) -> _Model:
         """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
-        overrides = self.cfg.overrides
+        cfg, overrides = self.cfg, self.cfg.overrides
         # Whatever the blocks of training were, the text is read as one stream unless the command
         # line names another mode.
         flat = {"sample_break_mode": "none", **self.flat}
@@ -225,11 +226,30 @@ class _Evaluation:
                 # over words, before the corpus is read.
                 language_model(one, path)
             model = self._decoder(models, task, flat["sample_break_mode"])
+            if cfg.cache_pointer:
+                self._set_pointer(model, data)
             memory = fields.defaults(MemoryConfig)
             model.used.update({name: value for name, value in trained.flat.items() if name in memory})
         precision = {name: getattr(self.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
         model.used.update(precision, model_overrides=overrides)
         return model
+
+    def _set_pointer(self, model: _Model, data: str) -> None:
+        """Give *model* the pointer of the flags, or one that is fitted on the validation split."""
+        cfg, scorer = self.cfg, model.scorer
+        assert scorer is not None
+        if cfg.pointer is not None:
+            pointer = Pointer(cfg.cache_pointer, *cfg.pointer)
+        elif cfg.text is not None:
+            raise UserError("`cache_pointer`: with `text` needs `pointer`; evaluate the split valid to have it fitted")
+        else:
+            corpus = open_corpus(data_folders(data)[0], "valid", model.dictionary)
+            pointer = scorer.fit_pointer(corpus, show_progress(self.common, "valid", self.world.is_first))
+        for each in (scorer, model.exact):
+            if each is not None:
+                each.pointer = pointer
+        logger.info("`cache_pointer` %d: `pointer` %g,%.3g", pointer.states, pointer.sharpness, pointer.weight)
+        model.used["pointer"] = [pointer.sharpness, pointer.weight]
 
     def _encoder(self, model: BaseFairseqModel, task: FairseqTask) -> _Model:
         cfg, precision, longest = self.cfg, Precision(self.common), model.max_positions() or 1
@@ -249,6 +269,7 @@ class _Evaluation:
         cfg, common = self.cfg, self.common
         refused = {"text": cfg.text, "sliding_inf": cfg.sliding_inf == 1, "int8": cfg.int8, "sample": cfg.sample}
         refused |= {
+            "cache_pointer": cfg.cache_pointer > 0,
             "num_shards": cfg.num_shards > 1,
             "compile": common.compile,
             "bf16": common.bf16,
@@ -279,6 +300,7 @@ class _Evaluation:
             texts=_reads_documents(cfg),
             shard=cfg.shard_id,
             shards=cfg.num_shards,
+            cache_pointer=cfg.cache_pointer,
         )
         make = functools.partial(
             Scorer, models, task.source_dictionary, scoring, Precision(self.common), self.world.device, world=self.world
@@ -332,7 +354,7 @@ class _Evaluation:
 def _reads_documents(cfg: EvalLMConfig) -> bool:
     """Whether each line or row of the text is read alone: surprisal is, unless a flag gives words
     the text before their line."""
-    in_order = cfg.context_window or cfg.sliding_inf == 1
+    in_order = cfg.context_window or cfg.sliding_inf == 1 or cfg.cache_pointer
     return cfg.score_documents is not None or (cfg.surprisal is not None and not in_order)
 
 

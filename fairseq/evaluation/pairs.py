@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 from fairseq.errors import UserError
 from fairseq.system.opening import decoded, read_text
 from fairseq.system.tables import table
+
+logger = logging.getLogger(__name__)
 
 SENTENCES = ("sentence_good", "sentence_bad")
 PHENOMENA = ("linguistics_term", "field", "UID")
@@ -45,7 +48,8 @@ class Accuracy:
     error: float
 
     def __str__(self) -> str:
-        return f"{100 * self.share:.1f} ± {100 * self.error:.1f}"
+        # One pair tells nothing about others.
+        return f"{100 * self.share:.1f}" + (f" ± {100 * self.error:.1f}" if self.pairs > 1 else "")
 
     def metrics(self) -> dict[str, float]:
         """What ``results.json`` has."""
@@ -118,7 +122,7 @@ def have_known_words(pairs: Sequence[Pair], path: str | Path) -> list[bool]:
     With the list of BabyLM's evaluation pipeline, this is how its filtered BLiMP is made.
 
     Raises:
-        UserError: the file cannot be read, or no pair is left.
+        UserError: the file cannot be read.
     """
     advice = "give a text, or a list of words, in UTF-8"
     text = decoded(read_text(path, advice), path, advice)
@@ -126,8 +130,8 @@ def have_known_words(pairs: Sequence[Pair], path: str | Path) -> list[bool]:
     words = [WORD.findall(_plain(f"{pair.good} {pair.bad}")) for pair in pairs]
     kept = [known.issuperset(each) for each in words]
     if not any(kept):
-        lacking = next((word for word in words[0] if word not in known), "") if words else ""
-        raise UserError(f"`known_words` {path}: every pair has a word that it lacks, such as {lacking!r}; {advice}")
+        lacking = next(word for word in words[0] if word not in known)
+        logger.warning("`known_words` %s: every pair has a word that it lacks, such as %r", path, lacking)
     return kept
 
 
@@ -170,7 +174,9 @@ def accuracy_table(whole: Accuracies, known: Accuracies | None = None) -> Iterat
     columns = [whole] if known is None else [whole, known]
     head = ["phenomenon", "pairs", "accuracy (%)", "known words", "accuracy (%)"]
     rows = [[name, *_cells([column.phenomena.get(name) for column in columns])] for name in whole.phenomena]
-    for kind in ("paradigms", "phenomena"):
+    # Of one phenomenon or paradigm, the mean is itself.
+    several = {"paradigms": len(whole.paradigms) > 1, "phenomena": len(whole.phenomena) > 2}
+    for kind in filter(several.__getitem__, several):
         rows.append([f"mean of {kind}", *_cells([column.averages[kind] for column in columns])])
     yield from table([head[: 1 + 2 * len(columns)], *rows], left=1)
 

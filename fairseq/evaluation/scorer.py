@@ -24,6 +24,7 @@ from fairseq.data.token_blocks import TokenBlocks, document_positions
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
+from fairseq.evaluation.cache_pointer import SHARPNESS, CachePointer, Pointer, fitted
 from fairseq.inference.reader import Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
@@ -72,6 +73,7 @@ class Scoring:
     # Only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     shard: int = 0
     shards: int = 1
+    cache_pointer: int = 0  # states of the pointer that :attr:`Scorer.pointer` is to be; 0: none
 
 
 class Scorer:
@@ -99,6 +101,7 @@ class Scorer:
 
     Attributes:
         readers: of the models in that precision.
+        pointer: mixed into the probabilities, if it is set.
 
     Raises:
         UserError: *scoring* contradicts itself or a model.
@@ -120,6 +123,9 @@ class Scorer:
         self.world = world or World()
         self.precision = precision or Precision()
         self.device = torch.device(device)
+        self.pointer: Pointer | None = None
+        if scoring.cache_pointer and (len(models) > 1 or self.world.size > 1):
+            raise UserError("`cache_pointer`: one process reads the text in order, with one model; give one")
         for model in models:
             _check(scoring, model)
             self.precision.move(model.eval(), self.device)
@@ -136,21 +142,39 @@ class Scorer:
                 out, with a warning.
         """
         blocks = self._blocks(corpus)
-        lprobs = [self._read(reader, blocks, len(corpus.tokens), progress) for reader in self.readers]
+        lprobs: list[np.ndarray] = []  # of each model
+        for reader in self.readers:
+            cache = CachePointer(self.pointer.states, [self.pointer.sharpness]) if self.pointer else None
+            of_model, pointed = self._read(reader, blocks, len(corpus.tokens), cache, progress)
+            if self.pointer is not None and pointed is not None:
+                of_model = self.pointer.mixed(torch.from_numpy(of_model), pointed[0]).numpy()
+            lprobs.append(of_model)
         # Probabilities of models are averaged, not their logarithms, as in fairseq.
         average = functools.reduce(np.logaddexp, lprobs) - np.float32(np.log(len(lprobs)))
         return _in_order(corpus, blocks, average, self.dictionary.pad())
 
-    def _read(self, reader: Reader, blocks: TokenBlocks, size: int, progress: Progress) -> np.ndarray:
-        """Log-probabilities of one model [size]."""
+    @torch.inference_mode()
+    def fit_pointer(self, corpus: Corpus, progress: Progress = no_progress) -> Pointer:
+        """The pointer over ``cache_pointer`` states with the largest likelihood of *corpus*."""
+        states = self.scoring.cache_pointer
+        cache = CachePointer(states, SHARPNESS)
+        lprobs, pointed = self._read(self.readers[0], self._blocks(corpus), len(corpus.tokens), cache, progress)
+        assert pointed is not None
+        scored = pointed[0] >= 0
+        return fitted(states, torch.from_numpy(lprobs)[scored], pointed[:, scored])
+
+    def _read(
+        self, reader: Reader, blocks: TokenBlocks, size: int, cache: CachePointer | None, progress: Progress
+    ) -> tuple[np.ndarray, Tensor | None]:
+        """Log-probabilities of one model [size], and what *cache* gives."""
         model = reader.model
-        collector = _Collector(model.output_layer, size, self.scoring.softmax_batch, self.device)
+        collector = _Collector(model.output_layer, size, self.scoring.softmax_batch, self.device, cache)
         with self.precision.autocast(self.device):
             if model.memory_length:
                 self._read_streams(reader, blocks, collector, progress)
             else:
                 self._read_blocks(model, blocks, collector, progress)
-            return collector.result(self.world)
+            return collector.result(self.world), collector.pointed_at()
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
@@ -251,8 +275,17 @@ class _Collector:
     """Computes log-probabilities of targets from hidden states
     in chunks, and puts them into the corpus's order."""
 
-    def __init__(self, layer: OutputLayer, size: int, chunk: int | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        layer: OutputLayer,
+        size: int,
+        chunk: int | None,
+        device: torch.device,
+        cache: CachePointer | None = None,
+    ) -> None:
         self.layer = layer
+        self.cache = cache
+        self.pointed: list[Tensor] = []
         self.chunk = chunk
         # A row of log-probabilities is V wide: it does not wait for other batches.
         most = GPU_TOGETHER if devices.is_accelerator(device) else TOGETHER
@@ -275,6 +308,8 @@ class _Collector:
         hidden, target = hidden.flatten(0, -2), target.flatten()
         if index is not None:
             hidden, target = hidden[index.to(hidden.device)], target[index]
+        if self.cache is not None:
+            self.pointed.append(self.cache(hidden, target).cpu())
         self.waiting.append((hidden, target))
         self.rows += len(target)
         # Batches wait for one another: for a few rows the whole output matrix would be read, too.
@@ -292,6 +327,16 @@ class _Collector:
             return self.lprobs.numpy()
         # Each process adds zeros to what the others computed.
         return world.sum(self.lprobs.to(world.device)).cpu().numpy()
+
+    def pointed_at(self) -> Tensor | None:
+        """What the cache gives to the targets, [S, N] in the corpus's order, −1 where there was
+        none; None without a cache."""
+        if self.cache is None:
+            return None
+        result = torch.full((len(self.cache.sharpness), len(self.lprobs)), -1.0)
+        if self.positions:
+            result[:, torch.from_numpy(np.concatenate(self.positions))] = torch.cat(self.pointed, dim=1)
+        return result
 
     def _flush(self) -> None:
         if self.waiting:
@@ -329,6 +374,19 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
             f"`context_window` {window}: with `add_bos_token` needs `sample_break_mode` none, and at most half of "
             f"`tokens_per_sample` {length}"
         )
+    if scoring.cache_pointer:
+        if scoring.break_mode != "none":
+            raise UserError(
+                f"`sample_break_mode` {scoring.break_mode}: `cache_pointer` reads one text in order; use none"
+            )
+        rows = "batch_size" if scoring.max_tokens is None else "max_tokens"
+        if model.memory_length and _rows(scoring) > 1:
+            raise UserError(
+                f"`{rows}` {getattr(scoring, rows)}: with a memory its rows are parts of the text, which "
+                "`cache_pointer` reads in order; leave it out"
+            )
+        if isinstance(model.output_layer, LogProbabilities):
+            raise UserError("`cache_pointer`: the model has no states but probabilities; leave it out")
     if scoring.texts and (window or scoring.break_mode != "none"):
         what = f"`context_window` {window}" if window else f"`sample_break_mode` {scoring.break_mode}"
         raise UserError(f"{what}: documents are read in blocks of their own; leave it out")

@@ -140,7 +140,7 @@ class Reader:
 def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M:
     """*model* with matrices rounded to int8 and then cast to *dtype*;
     norms are kept, *model* is not modified."""
-    # By name as well: a plug-in's norm need not be a subclass of torch's.
+    # By name as well: apex's layer norm is no subclass of torch's.
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
         for p in m.parameters(recurse=False)

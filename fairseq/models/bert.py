@@ -30,7 +30,7 @@ class MaskedLMHead(LinearOutput):
     def __init__(self, cfg: BertConfig, weight: nn.Parameter) -> None:
         super().__init__(weight, nn.Parameter(torch.zeros(weight.size(0))))
         self.dense = Linear(cfg.encoder_embed_dim, weight.size(1))
-        self.layer_norm = layer_norm(weight.size(1), cfg.layer_norm_eps)
+        self.layer_norm = layer_norm(weight.size(1), not cfg.no_apex, cfg.layer_norm_eps)
         self.activation = activation(cfg.head_activation)
         # The projection is the embeddings', which have their initial values already.
         initialize(self.dense, cfg.init_std)

@@ -32,7 +32,7 @@ class TransformerEncoder(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.padding_idx = padding_idx
-        width = cfg.embedding_dim
+        width, apex = cfg.embedding_dim, not cfg.no_apex
         if embeddings is not None:
             self.embed_tokens: nn.Embedding = embeddings.embed_tokens
             self.embed_positions: nn.Embedding = embeddings.embed_positions
@@ -45,7 +45,7 @@ class TransformerEncoder(nn.Module):
             self.embed_tokens = nn.Embedding(vocabulary, width, padding_idx)
             self.embed_positions = nn.Embedding(rows, width, padding_idx)
             self.segment_embeddings = nn.Embedding(cfg.token_types, width) if cfg.token_types else None
-            self.emb_layer_norm = layer_norm(width, cfg.layer_norm_eps)
+            self.emb_layer_norm = layer_norm(width, apex, cfg.layer_norm_eps)
         dim = cfg.encoder_embed_dim
         self.project_in_dim = Linear(width, dim) if width != dim else None
         self.layers = nn.ModuleList(
@@ -57,6 +57,7 @@ class TransformerEncoder(nn.Module):
                 activation_dropout=cfg.activation_dropout,
                 activation_fn=cfg.activation_fn,
                 normalize_before=False,
+                apex=apex,
                 layer_norm_eps=cfg.layer_norm_eps,
             )
             for _ in range(cfg.encoder_layers)

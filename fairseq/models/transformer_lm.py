@@ -188,7 +188,7 @@ def _rotation(cfg: TransformerLMConfig) -> Rotation | None:
 def _norm(cfg: TransformerLMConfig) -> nn.Module:
     """A norm of hidden states."""
     bias = cfg.decoder_biases == "all"
-    return layer_norm(cfg.decoder_embed_dim, cfg.decoder_norm_eps, cfg.decoder_norm, bias)
+    return layer_norm(cfg.decoder_embed_dim, not cfg.no_apex, cfg.decoder_norm_eps, cfg.decoder_norm, bias)
 
 
 def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
@@ -210,6 +210,7 @@ def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
         activation_dropout=cfg.activation_dropout,
         activation_fn=cfg.activation_fn,
         normalize_before=cfg.decoder_normalize_before,
+        apex=not cfg.no_apex,
         layer_norm_eps=cfg.decoder_norm_eps,
         norm=cfg.decoder_norm,
         bias=cfg.decoder_biases == "all",

@@ -249,6 +249,7 @@ def _layer(cfg: TransformerXLConfig) -> TransformerLayer:
         # The authors have one rate for everything in a layer but the attention weights.
         activation_dropout=cfg.dropout,
         normalize_before=cfg.pre_lnorm,
+        apex=not cfg.no_apex,
         remember_input=True,
         variational=cfg.variational_dropout,
     )

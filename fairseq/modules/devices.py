@@ -53,7 +53,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def is_cuda(device: torch.device) -> bool:
-    """Return whether *device* runs CUDA's kernels."""
+    """Return whether *device* runs CUDA's kernels, such as apex's."""
     return device.type == "cuda"
 
 

@@ -75,8 +75,11 @@ class FairseqDropout(Dropout):
 def LayerNorm(
     normalized_shape: int, eps: float = 1e-5, elementwise_affine: bool = True, export: bool = False
 ) -> nn.Module:
-    """A layer norm, as in this package's models."""
-    return layer_norm(normalized_shape, eps) if elementwise_affine else nn.LayerNorm(normalized_shape, eps, False)
+    """A layer norm; NVIDIA apex's where it is installed, as in this package's models."""
+    # `layer_norm` has these settings only, and apex's kernel cannot be traced for an export.
+    if eps == 1e-5 and elementwise_affine and not export:
+        return layer_norm(normalized_shape)
+    return torch.nn.LayerNorm(normalized_shape, eps, elementwise_affine)
 
 
 class LearnedPositionalEmbedding(nn.Embedding):

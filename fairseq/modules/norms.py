@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,10 +12,12 @@ from torch import Tensor, nn
 from fairseq.modules.dispatch import is_cpu, kernels
 from fairseq.modules.linear import lowered
 
+logger = logging.getLogger(__name__)
+
 
 class LayerNorm(nn.LayerNorm):
-    """torch's layer norm; under a GPU's autocast in the lower precision, with its statistics in
-    float32.
+    """torch's layer norm; under a GPU's autocast in the lower precision, as apex's, with its
+    statistics in float32.
 
     Autocast would convert inputs to float32, and what reads the results would convert them back,
     for five times the bytes. Gain and bias are rounded as weights are.
@@ -52,7 +57,26 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float | None) -> Tensor:
     return by_kernel.rms_norm(x, gain, eps)[0]
 
 
-def layer_norm(dim: int, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
+def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
     """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm,
-    which has none."""
-    return RMSNorm(dim, eps=eps) if kind == "rms" else LayerNorm(dim, eps=eps, bias=bias)
+    which has none.
+
+    Layer norm with a bias is apex's on a GPU, if *apex* allows it and it can be imported.
+    """
+    if kind == "rms":
+        return RMSNorm(dim, eps=eps)
+    if not bias:
+        return LayerNorm(dim, eps=eps, bias=False)
+    fused = _apex_layer_norm() if apex and torch.accelerator.is_available() else None
+    return (fused or LayerNorm)(dim, eps=eps)
+
+
+# Once: the log has one line for a run, not one for every norm.
+@functools.cache
+def _apex_layer_norm() -> type[nn.Module] | None:
+    try:
+        from apex.normalization import FusedLayerNorm
+    except ImportError:
+        return None
+    logger.info("layer norm: using NVIDIA apex's FusedLayerNorm; `no_apex` turns it off")
+    return FusedLayerNorm

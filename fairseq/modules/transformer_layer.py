@@ -52,6 +52,7 @@ class TransformerLayer(nn.Module):
         activation_dropout: inside the feed-forward network.
         activation_fn: name of the activation.
         normalize_before: layer norm before each part (pre-norm), not after it.
+        apex: allow apex's fused layer norm.
         remember_input: the memory holds the layer's inputs
             (Transformer-XL), not what attention read of them (Shortformer):
             with pre-norm they are normalised anew, together with the segment.
@@ -75,6 +76,7 @@ class TransformerLayer(nn.Module):
         activation_dropout: float = 0.0,
         activation_fn: str = "relu",
         normalize_before: bool = True,
+        apex: bool = True,
         remember_input: bool = False,
         variational: bool = False,
         layer_norm_eps: float = 1e-5,
@@ -89,10 +91,10 @@ class TransformerLayer(nn.Module):
         # fairseq's names, in its order: checkpoints load strictly, and optimizer states are
         # numbered by it.
         self.self_attn = attention
-        self.self_attn_layer_norm = layer_norm(embed_dim, layer_norm_eps, norm, bias)
+        self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps, norm, bias)
         self.fc1 = Linear(embed_dim, ffn_dim, bias)
         self.fc2 = Linear(ffn_dim, embed_dim, bias)
-        self.final_layer_norm = layer_norm(embed_dim, layer_norm_eps, norm, bias)
+        self.final_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps, norm, bias)
         self.fc3 = Linear(embed_dim, ffn_dim, bias) if gated else None
         for projection in (self.fc1, self.fc2, self.fc3):
             if projection is not None:

@@ -3,6 +3,7 @@ and LAMB, in the form of NVIDIA apex's FusedLAMB."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq.config.fields import typed
 from fairseq.dataclass import settings_of
+from fairseq.modules import devices
 from fairseq.optim.elementwise import (
     ROW_STEPS,
     CountingOptimizer,
@@ -23,8 +26,10 @@ from fairseq.optim.elementwise import (
     divisor,
     is_half,
 )
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, by_parameter
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 from fairseq.optim.settings import AdamConfig, LAMBConfig
+
+logger = logging.getLogger(__name__)
 
 
 class Adam(CountingOptimizer):
@@ -105,8 +110,13 @@ class Adam(CountingOptimizer):
 
 
 class FairseqAdam(FairseqOptimizer):
-    """``--optimizer adam``: see :class:`Adam`. It also restores states of apex's FusedAdam, which
-    fairseq uses."""
+    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's
+    FusedAdam where it is importable, unless ``--no-apex``.
+
+    apex adds ``--adam-eps`` after the second moment's bias correction, :class:`Adam` (as fairseq
+    without apex) before; with the usual values the difference shows in the first updates only. Each
+    restores the other's state.
+    """
 
     config_class = AdamConfig
     optimizer_class = Adam
@@ -118,10 +128,33 @@ class FairseqAdam(FairseqOptimizer):
         "weight_decay": "weight_decay",
     }
 
+    def __init__(self, args: AdamConfig, params: Iterable[object]) -> None:
+        params = list(params)
+        fused = None if typed(AdamConfig, args).no_apex else _apex_adam(params)
+        self._keeps_step_in_group = fused is not None
+        if fused is not None:
+            logger.info("`optimizer` adam: using NVIDIA apex's FusedAdam; `no_apex` turns it off")
+            self.optimizer_class = fused
+            # apex always adds ε after bias correction.
+            self.group_settings = {key: name for key, name in self.group_settings.items() if key != "torch_eps"}
+        super().__init__(args, params)
+
     def load_state_dict(
         self, state: Mapping[str, object], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
-        super().load_state_dict(by_parameter(state), overrides, adopt=adopt)
+        super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides, adopt=adopt)
+
+
+def _apex_adam(params: list[Any]) -> Any:
+    """Return apex's FusedAdam if it can be imported and the parameters are on a GPU."""
+    first = params[0]["params"][0] if params and isinstance(params[0], dict) else next(iter(params), None)
+    if first is None or not devices.is_cuda(first.device):
+        return None
+    try:
+        from apex.optimizers import FusedAdam
+    except ImportError:
+        return None
+    return FusedAdam
 
 
 class LAMB(CountingOptimizer):
@@ -186,7 +219,7 @@ class FairseqLAMB(FairseqOptimizer):
     def load_state_dict(
         self, state: Mapping[str, object], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
-        super().load_state_dict(by_parameter(state), overrides, adopt=adopt)
+        super().load_state_dict(move_step(state, to_group=False), overrides, adopt=adopt)
 
 
 __getattr__ = settings_of(__name__, {}, FairseqAdamConfig=AdamConfig)  # fairseq's names

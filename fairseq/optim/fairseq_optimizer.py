@@ -182,14 +182,19 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     return cls(cls.settings_of(settings), trained)
 
 
-def by_parameter(state: Mapping[str, Any]) -> dict[str, object]:
-    """Return *state* with the number of updates by parameter; apex has it in its groups."""
+def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, object]:
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as
+    fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
     for group in groups:
         members = [entries[index] for index in group["params"] if index in entries]
-        for entry in members if "step" in group else ():
-            entry.setdefault("step", group["step"])
+        if to_group and "step" not in group and (steps := [int(entry["step"]) for entry in members if "step" in entry]):
+            # apex counts for all parameters of a group together; one that joined later has fewer.
+            group["step"] = max(steps)
+        if not to_group and "step" in group:
+            for entry in members:
+                entry.setdefault("step", group["step"])
     return {**state, "state": entries, "param_groups": groups}
 
 

@@ -120,9 +120,9 @@ def find(
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
     # On every rank: layers may be gathered.
     bad = _second_pass(graph, task, samples, precision, world)
-    gradients = {name: values_of(p.grad) for name, p in parameters.items() if p.grad is not None}
-    last = next((f"the gradient of {name}" for name, value in gradients.items() if not _is_finite(value)), None)
-    first = first or bad or last
+    # The backward pass comes to the last parameters first.
+    gradients = [(name, values_of(p.grad)) for name, p in reversed(parameters.items()) if p.grad is not None]
+    first = first or bad or next((f"the gradient of {name}" for name, grad in gradients if not _is_finite(grad)), None)
     gathered = world.gather((ids, first), everywhere=True)
     parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
     return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else "")

@@ -91,7 +91,7 @@ def optimizer_of(
     if any(map(is_sparse, model.modules())) and not optimizer.updates_rows:
         raise UserError(
             f"`ngram_notes`, `word_notes`: {type(optimizer.optimizer).__name__} updates no single rows; "
-            "use `optimizer` adam or muon; or give 0"
+            "use `optimizer` adam, with `no_apex`, or muon; or give 0"
         )
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:
         raise UserError(

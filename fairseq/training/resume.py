@@ -136,8 +136,9 @@ def begin(state: TrainingState, origin: Origin) -> None:
         case "checkpoint":
             with restoring(origin.source):
                 requested = state.settings
+                rates = [group["lr"] for group in (saved.get("last_optimizer_state") or {}).get("param_groups") or []]
                 restored = restore(state, saved, origin.source)
-                log_differences(state, requested, restored, saved.get("args") or {}, origin.source)
+                log_differences(state, requested, restored, saved.get("args") or {}, origin.source, rates)
         case "weights":
             _load_weights(state, saved, origin.source)
         # Not within restoring(): a state of this process
@@ -245,11 +246,13 @@ def log_differences(
     restored: Mapping[str, object],
     stored: Mapping[str, object],
     source: str,
+    rates: Sequence[float] = (),
 ) -> None:
     """Log one warning with the settings of *state* that differ from the checkpoint's, and the ones
     *restored* in place of those *requested*; nothing without any.
 
-    Those *stored* in the checkpoint may be of another version or of fairseq.
+    Those *stored* in the checkpoint may be of another version or of fairseq. *rates* are those of
+    its optimizer: a complete run whose learning rate rises again gets another warning.
     """
     now = state.stored_settings()
     names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
@@ -269,6 +272,13 @@ def log_differences(
         parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {', '.join(ways)}")
     if parts:
         logger.warning("%s: settings %s", source, "; ".join(parts))
+    was_complete = bool(rates) and "lr" not in changed and stored.get("max_update") == state.num_updates
+    if was_complete and state.get_lr() > 1.5 * rates[0]:
+        logger.warning(
+            "%s: this run was complete; it goes on, and its learning rate rises again, to %.3g; for a new run, choose "
+            "another `save_dir`",
+            source, state.get_lr(),
+        )  # fmt: skip
 
 
 def _of_stages(settings: TrainingSettings) -> set[str]:

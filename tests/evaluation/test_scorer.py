@@ -17,6 +17,7 @@ from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
 from fairseq.evaluation import scorer as scorer_module
+from fairseq.evaluation.cache_pointer import CachePointer, Pointer
 from fairseq.inference.loading import load_models
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings
@@ -330,3 +331,28 @@ def test_gpu_agrees_with_cpu(load, token_by_token):
     found = Scorer([model], DICTIONARY, scoring, device="cuda").score(corpus).lprobs
     model.cpu()
     np.testing.assert_allclose(found, reference.score(corpus.tokens, 8, rows=3), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["non-overlapping", "context window", "streams", "token by token"])
+def test_states_are_read_once_in_the_order_of_the_text(load, mode, monkeypatch):
+    model, _ = load(**({} if mode in ("non-overlapping", "context window") else SHORTFORMER))
+    window, step = 3 * (mode == "context window"), mode == "token by token"
+    corpus, read = text(13, 40, 8), []
+
+    class Watched(CachePointer):
+        def __call__(self, hidden, tokens):
+            read.append((hidden, tokens))
+            return super().__call__(hidden, tokens)
+
+    plain = Scorer([model], DICTIONARY, Scoring(8, context_window=window, token_by_token=step)).score(corpus)
+    monkeypatch.setattr(scorer_module, "CachePointer", Watched)
+    scoring = Scoring(8, context_window=window, token_by_token=step, cache_pointer=10)
+    scorer = Scorer([model], DICTIONARY, scoring)
+    scorer.pointer = Pointer(10, 5.0, 0.25)
+    mixed = scorer.score(corpus)
+    hidden, tokens = (torch.cat(parts) for parts in zip(*read, strict=True))
+    assert np.array_equal(tokens.numpy(), corpus.tokens) and np.array_equal(mixed.tokens, corpus.tokens)
+    pointed = [naive.pointed(hidden, tokens, t, 10, 5.0, int(tokens[t])) for t in range(len(tokens))]
+    expected = 0.75 * np.exp(plain.lprobs) + 0.25 * np.array(pointed)
+    expected[0] = np.exp(plain.lprobs[0])
+    np.testing.assert_allclose(np.exp(mixed.lprobs), expected, rtol=1e-4)

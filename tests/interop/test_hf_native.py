@@ -101,13 +101,13 @@ def test_a_classification_head_is_put_on_an_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--arch gpt2_tiny --token-shift 2", "a GPT2LMHeadModel needs no code; .* `token_shift` 2 (unset)"),
+        ("--arch gpt2_tiny --token-shift 2", "GPT2LMHeadModel, which needs no code, .* `token_shift` 2 (unset)"),
         (
             "--arch llama_tiny --tokens-from-prev 16",
-            "a LlamaForCausalLM needs no code; .* `tokens_from_prev` 16 (unset)",
+            "LlamaForCausalLM, which needs no code, .* `tokens_from_prev` 16 (unset)",
         ),
         ("--arch llama_tiny --qk-norm --rotary-fraction 0.5", "`qk_norm` True (unset); `rotary_fraction` 0.5 (1.0)"),
-        ("--arch pythia_tiny --decoder-kv-heads 2", "a GPTNeoXForCausalLM .* `decoder_kv_heads` 2 (4)"),
+        ("--arch pythia_tiny --decoder-kv-heads 2", "GPTNeoXForCausalLM, .* `decoder_kv_heads` 2 (4)"),
         (
             "--arch transformer_lm_tiny --criterion adaptive_loss",
             "`adaptive_softmax_cutoff` 200,600 (unset); .*`decoder_learned_pos` False (set)",

@@ -136,11 +136,12 @@ def test_rows_are_updated_by_what_an_update_touches():
 
 @pytest.mark.parametrize(("flags", "name"), [(runs.NAG, "NAG"), ("--optimizer adam", "AdamW")])
 def test_an_optimizer_without_rows_is_refused_before_anything_is_written(tmp_path, monkeypatch, flags, name):
-    # As a plug-in may have it.
+    # As a plug-in may have it, or apex.
     monkeypatch.setattr(FairseqAdam, "optimizer_class", torch.optim.AdamW)
     monkeypatch.setattr(FairseqAdam, "group_settings", {"weight_decay": "weight_decay"})
     with user_error(
-        f"--ngram-notes, --word-notes: {name} updates no single rows; use --optimizer adam or muon; or give 0"
+        f"--ngram-notes, --word-notes: {name} updates no single rows; use --optimizer adam, with --no-apex, or muon; "
+        "or give 0"
     ):
         runs.train(tmp_path / "run", runs.BASELINE, flags, "--ngram-notes 20")
     assert not (tmp_path / "run").exists()

@@ -4,15 +4,18 @@ and refused."""
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from mistakes import user_error
+from mistakes import logged, user_error
 from optimizers import RATES, build, parameters, train
 
 from fairseq.checkpoint import load
 from fairseq.errors import UserError
+from fairseq.modules import devices
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -82,12 +85,44 @@ def test_overrides_win_over_the_restored_settings():
         optimizer.load_state_dict(state, {"wait_decay": 0.3})
 
 
-def test_adam_takes_over_a_state_of_apex_which_counts_updates_by_group():
-    before = build("adam", parameters())
-    train(before, RATES[:3])
-    state = before.state_dict()
-    state["param_groups"] = [{**group, "step": 3} for group in state["param_groups"]]
-    state["state"] = {n: {k: v for k, v in entry.items() if k != "step"} for n, entry in state["state"].items()}
-    ours = build("adam", parameters())
-    ours.load_state_dict(state)
+class FakeFusedAdam(torch.optim.Optimizer):
+    """As apex's: the number of updates is kept in the group."""
+
+    def __init__(self, params, lr, betas, eps, weight_decay):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.seen = []
+
+    def step(self, closure=None):
+        self.seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+
+
+def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    state = build("adam", parameters())
+    train(state, RATES[:3])
+    state = state.state_dict()
+
+    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
+    apex.optimizers, optimizers.FusedAdam = optimizers, FakeFusedAdam
+    monkeypatch.setitem(sys.modules, "apex", apex)
+    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
+    assert not isinstance(build("adam", parameters()).optimizer, FakeFusedAdam)  # apex has no CPU kernels
+    monkeypatch.setattr(devices, "is_cuda", lambda device: True)
+    assert not isinstance(build("adam", parameters(), no_apex=True).optimizer, FakeFusedAdam)
+    fused = build("adam", parameters())
+    assert isinstance(fused.optimizer, FakeFusedAdam)
+    assert logged(caplog) == ["--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off"]
+    assert fused.param_groups[0]["betas"] == (0.9, 0.98) and fused.param_groups[0]["weight_decay"] == 0.1
+    for p in fused.params:
+        p.grad = torch.ones_like(p)
+    fused.scaled_step(0.25)
+    assert len(fused.optimizer.seen) == 1 and all((grad == 0.25).all() for grad in fused.optimizer.seen[0])
+    fused.load_state_dict(state)
+    assert fused.param_groups[0]["step"] == 3
+
+    apexs = fused.state_dict()
+    for entry in apexs["state"].values():
+        entry.pop("step")
+    ours = build("adam", parameters(), no_apex=True)
+    ours.load_state_dict(apexs)
     assert [entry["step"] for entry in ours.state_dict()["state"].values()] == [3, 3, 3]

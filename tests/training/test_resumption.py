@@ -62,6 +62,15 @@ def test_settings_of_the_command_line_are_in_force_and_named(tmp_path, warned):
     assert recorded(tmp_path, "lr", "seed", "dropout") == [[0.01], 4, 0.3]
 
 
+def test_a_complete_run_whose_learning_rate_rises_again_is_told_so(tmp_path, caplog):
+    wsd = f"{runs.ADAM} --lr-scheduler wsd --warmup-updates 1 --decay-ratio 0.5"
+    for updates, count in ((4, 0), (8, 1), (8, 1)):
+        runs.train(tmp_path, QUICK, wsd, f"--max-update {updates}")
+        told = [message for message in caplog.messages if "its learning rate rises again" in message]
+        assert len(told) == count
+    assert "this run was complete" in told[0]
+
+
 def test_a_run_with_nothing_to_do_leaves_the_settings_of_the_last_update(tmp_path):
     runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --dropout 0.1")
     runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --dropout 0.3")

@@ -40,7 +40,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     totals = _log_probabilities([text for pair in pairs for text in (pair.good, pair.bad)], checkpoint, cfg)
     good, bad = totals[::2], totals[1::2]
     whole, known = accuracies(pairs, good, bad), None
-    if kept is not None:
+    if kept is not None and any(kept):
         good, bad = list(itertools.compress(good, kept)), list(itertools.compress(bad, kept))
         known = accuracies(list(itertools.compress(pairs, kept)), good, bad)
     print(*accuracy_table(whole, known), sep="\n")

@@ -147,7 +147,7 @@ def why_not(model: BaseFairseqModel) -> str:
     if type(model) is not TransformerLanguageModel:
         return "transformers has no such class; a transformer_lm may be one"
     changes, architecture = "; ".join(obstacles(model.cfg)), KINDS[kind_of(model.cfg)].architecture
-    return f"a {architecture} needs no code; this model differs from one in (in brackets: needed) {changes}"
+    return f"{architecture}, which needs no code, has other settings (in brackets): {changes}"
 
 
 def obstacles(cfg: TransformerLMConfig) -> Iterator[str]:
