@@ -121,7 +121,7 @@ def find(
     # On every rank: layers may be gathered.
     bad = _second_pass(graph, task, samples, precision, world)
     # The backward pass comes to the last parameters first.
-    gradients = [(name, values_of(p.grad)) for name, p in reversed(parameters.items()) if p.grad is not None]
+    gradients = [(name, values_of(p.grad)) for name, p in reversed(list(parameters.items())) if p.grad is not None]
     first = first or bad or next((f"the gradient of {name}" for name, grad in gradients if not _is_finite(grad)), None)
     gathered = world.gather((ids, first), everywhere=True)
     parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
