@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq.kernels import attention as kernel
 from fairseq.modules import dispatch
-from fairseq.modules.attention import CAUSAL, AttentionMask, Bidirectional, Causal, attend, joined
+from fairseq.modules.attention import CAUSAL, AttentionMask, Bidirectional, Causal, attend, concat_chunks
 from fairseq.modules.relative_attention import (
     Distances,
     RelativeAttention,
@@ -72,7 +72,10 @@ def attend_relative(
         assert kernel.computes(content, keys, values, p, distance, table)
         return kernel.relative_attention(content, distance, keys, values, table, bias, p)
     hidden = CAUSAL.bias(content.size(2), table.size(1), content.device, content.dtype) if bias is None else bias
-    return attend_by_distance(content, distance, joined(keys), joined(values), Distances(table), hidden, p)
+    joined = concat_chunks(keys), concat_chunks(values)
+    return attend_by_distance(content, distance, *joined, Distances(table), hidden, p)
+        content, distance, concat_chunks(keys), concat_chunks(values), Distances(table), hidden, p
+    )
 
 
 def pieces(x: Tensor, memory: int) -> list[Tensor]:
