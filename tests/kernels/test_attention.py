@@ -74,8 +74,6 @@ def attend_relative(
     hidden = CAUSAL.bias(content.size(2), table.size(1), content.device, content.dtype) if bias is None else bias
     joined = concat_chunks(keys), concat_chunks(values)
     return attend_by_distance(content, distance, *joined, Distances(table), hidden, p)
-        content, distance, concat_chunks(keys), concat_chunks(values), Distances(table), hidden, p
-    )
 
 
 def pieces(x: Tensor, memory: int) -> list[Tensor]:
