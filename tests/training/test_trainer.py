@@ -137,6 +137,9 @@ def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
     trainer.model.register_forward_pre_hook(fail)
     with pytest.raises(UserError, match="out of GPU memory in update 2 on a batch of 4 rows × 16 tokens"):
         update(trainer, [sample])
+    small = {**sample, "net_input": {"src_tokens": sample["net_input"]["src_tokens"][:2]}}
+    with pytest.raises(UserError, match="in update 2 on 2 batches of up to 4 rows × 16 tokens"):
+        update(trainer, [sample, small])
 
 
 # --- an update that is skipped
