@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq.config.command_settings import PreprocessConfig, TokenizeConfig
-from fairseq.config.fields import shown
+from fairseq.config.fields import format_value
 from fairseq.config.registry import BPES
 from fairseq.data.binarizer import Binarizer, splitters
 from fairseq.data.folders import load_dictionary
@@ -105,7 +105,7 @@ def preprocess(config: PreprocessConfig) -> None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir), tokens)
         end = f"Wrote preprocessed data to {config.destdir}"
-        settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
+        settings = ", ".join(f"{name}={format_value(value)}" for name, value in sorted(vars(config).items()))
         log = "\n".join([f"settings: {settings}", texts_line, *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
         (folder / LOG).write_bytes(former + log.encode(errors="surrogateescape"))

@@ -22,7 +22,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
-from fairseq.modules.attention import CAUSAL, Visibility
+from fairseq.modules.attention import CAUSAL, AttentionMask
 from fairseq.modules.devices import exact
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
@@ -32,7 +32,7 @@ from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 TERMS = ("a", "b", "c", "d")
 
-Call = tuple[Tensor, Tensor | None, Any, Visibility]
+Call = tuple[Tensor, Tensor | None, Any, AttentionMask]
 """Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions,
 visibility."""
 

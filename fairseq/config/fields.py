@@ -179,10 +179,10 @@ class Setting:
             return f"{text} (default: {otherwise})"
         if "(default:" in text or default is None or default is False or default == "" or default == []:
             return text
-        meaning = re.search(rf" \({re.escape(shown(default))}: ([^()]*)\)$", text)
+        meaning = re.search(rf" \({re.escape(format_value(default))}: ([^()]*)\)$", text)
         if meaning:  # "(0: no limit)" of a default of 0
-            return f"{text[: meaning.start()]} (default: {shown(default)}, {meaning[1]})"
-        return f"{text} (default: {shown(default)})"
+            return f"{text[: meaning.start()]} (default: {format_value(default)}, {meaning[1]})"
+        return f"{text} (default: {format_value(default)})"
 
     def check_type(self, value: object) -> None:
         """Raise SettingError for text where a number is meant: Python code
@@ -192,7 +192,7 @@ class Setting:
         for item in value if self.many and isinstance(value, list | tuple) else [value]:
             wrong = not isinstance(item, allowed) or (isinstance(item, bool) and self.kind is not bool)
             if item is not None and wrong:
-                raise SettingError(f"`{self.name}`: expected {TYPE_NAMES[self.kind]}, got {shortened(value)}")
+                raise SettingError(f"`{self.name}`: expected {TYPE_NAMES[self.kind]}, got {truncate(value)}")
 
     def read(self, value: Any) -> Any:
         """Return *value*, typed or as text, as the type of the field.
@@ -312,7 +312,7 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """*value* as ``--help`` shows it."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
@@ -321,7 +321,7 @@ def shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def differ(one: object, other: object) -> bool:
+def values_differ(one: object, other: object) -> bool:
     """Return whether two values of a setting mean different things, in whichever form a checkpoint
     or a user has them.
 
@@ -330,7 +330,7 @@ def differ(one: object, other: object) -> bool:
     return bool(_plain(one) != _plain(other))
 
 
-def shortened(value: object) -> str:
+def truncate(value: object) -> str:
     """The beginning of *value*, as an error message quotes it."""
     try:
         text = repr(value)
@@ -376,10 +376,10 @@ def _number(name: str, kind: type, value: Any) -> Any:
             return int(value)
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise SettingError(f"{name}: expected {expected}, got {shortened(value)}") from None
+        raise SettingError(f"{name}: expected {expected}, got {truncate(value)}") from None
     limit = LARGEST_INT if kind is int else LARGEST_FLOAT
     if abs(converted) > limit or math.isnan(converted):
-        raise SettingError(f"{name}: expected {expected} up to {limit}, got {shortened(value)}")
+        raise SettingError(f"{name}: expected {expected} up to {limit}, got {truncate(value)}")
     return converted
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import Setting, shortened
+from fairseq.config.fields import Setting, truncate
 from fairseq.config.foreign_flags import check_architecture, foreign_flags
 from fairseq.config.parser import EXTENSION, HELP, Parser, PartKey, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of, is_outside
@@ -27,7 +27,7 @@ from fairseq.system.program import as_program
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 # Settings of one thing: one that is given takes the place of the others in --config.
-SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
+EXCLUSIVE = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 
 
 class Parsed(argparse.Namespace):
@@ -231,7 +231,9 @@ def _show_help(parser: Parser, chosen: Chosen, given: Mapping[str, Any], all: bo
         title = title_of(part, arch if choice == "arch" else name)
         parser.show_part(_settings_of(parser, (choice, name), part), title)
         if choice == "arch" and "arch" in given:
-            values = [f"{n.replace('_', '-')} {fields.shown(v)}" for n, v in chosen.recipe.items() if n not in given]
+            values = [
+                f"{n.replace('_', '-')} {fields.format_value(v)}" for n, v in chosen.recipe.items() if n not in given
+            ]
             parser.chosen_heading = title
             parser.lists = f"Recipe of {arch}, unless you choose: {', '.join(values) or 'none'}.\n{parser.lists}"
     if arch:
@@ -285,9 +287,8 @@ def _expanded(parser: Parser, chosen: Chosen, values: Mapping[str, Any], where: 
         for short, meaning in fields.typed(parser.short_forms, given).meaning().items():
             for name, value in meaning.items():
                 if found.setdefault(name, value) != value:
-                    raise SettingError(
-                        f"`{short}` {values[short]}: contradicts `{name}` {fields.shown(found[name])}; give one of them"
-                    )
+                    other = f"`{name}` {fields.format_value(found[name])}"
+                    raise SettingError(f"`{short}` {values[short]}: contradicts {other}; give one of them")
     except SettingError as error:
         raise UserError(f"{where}{error.args[0]}") from None
     return found
@@ -315,7 +316,7 @@ def _from_file(parser: Parser, chosen: Chosen, path: str | None, file: Mapping[s
                 value = _converted(actions[name], value)
             settings |= _checked(parser, chosen, {name: value})
         except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
+            reason = error.args[0] if isinstance(error, UserError) else f"{name}: {truncate(value)}: {error}"
             raise UserError(f"--config {path}: {reason}") from None
     return settings
 
@@ -325,7 +326,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
     dataclass, would read it."""
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
         if not isinstance(value, str) or value.lower() not in fields.SWITCHES:
-            raise SettingError(f"`{action.dest}`: expected true or false, got {shortened(value)}")
+            raise SettingError(f"`{action.dest}`: expected true or false, got {truncate(value)}")
         return fields.SWITCHES[value.lower()]
     convert: Any = action.type if callable(action.type) else str
     is_several = isinstance(value, list) and action.nargs not in (None, "?")
@@ -355,12 +356,12 @@ def _resolve(
         args.origins |= dict.fromkeys(new, origin)
 
     args.origins = dict.fromkeys(vars(args), "yours")
-    for one, other in SAME:
+    for one, other in EXCLUSIVE:
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
     if hasattr(args, "save_dir"):
         file = for_another_run(file, args.save_dir)
-    replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
+    replaced = {name for group in EXCLUSIVE if any(hasattr(args, name) for name in group) for name in group}
     fill({name: value for name, value in file.items() if name not in replaced}, path, ())
     for key, part in chosen.parts.items():
         fill(parser.plugins.get(key, {}), "default")

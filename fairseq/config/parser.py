@@ -253,7 +253,7 @@ class Parser(argparse.ArgumentParser):
         for _, action in self.arguments:
             if action.dest in values and action.help not in (None, argparse.SUPPRESS):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
-                action.help = f"{text} (default: {fields.shown(values[action.dest])})"
+                action.help = f"{text} (default: {fields.format_value(values[action.dest])})"
 
     def show_part(self, settings: Iterable[Setting], title: str) -> None:
         """Show the flags of a chosen part under *title*."""

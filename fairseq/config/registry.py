@@ -33,7 +33,7 @@ _ADDED = re.compile(
     r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"
 )
 # Folders and modules of this package; others in it are copies of a plug-in.
-ROOMS = (
+OWN_MODULES = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "preprocessing"),
     *("system", "tasks", "text", "train", "training"),
@@ -196,7 +196,7 @@ def is_outside(part: object) -> bool:
     """Return whether *part*, a class or a function, is a plug-in's: of another package, or in a
     module that was copied into this one."""
     package, _, module = str(part.__module__).partition(".")
-    is_copy = module and (module.partition(".")[0] not in ROOMS or part.__module__ in _copied_modules)
+    is_copy = module and (module.partition(".")[0] not in OWN_MODULES or part.__module__ in _copied_modules)
     return package != __name__.partition(".")[0] or bool(is_copy)
 
 

@@ -461,7 +461,7 @@ def without_paths(args: Mapping[str, Any], source: object) -> dict[str, Any]:
     deferred.declare_parts()  # whose dataclasses say which settings are paths
     of_runs = fields.defaults(CommonConfig).keys() | fields.defaults(CheckpointConfig).keys()
     if lost := [name for name in sorted(fields.UNSTORED & args.keys() - of_runs) if args[name]]:
-        text = ", ".join(f"`{name}` {fields.shortened(args[name])}" for name in lost)
+        text = ", ".join(f"`{name}` {fields.truncate(args[name])}" for name in lost)
         logger.warning("%s: %s: paths in a checkpoint have no effect; give your own", source, text)
     return {name: value for name, value in args.items() if name not in fields.UNSTORED}
 

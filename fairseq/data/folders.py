@@ -1,8 +1,8 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
 Training reads ``train``, ``train1``, ``train2``, … as one corpus, mapped into memory.
-``DATA1:DATA2`` reads folder (epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation
-and evaluation read the first.
+``DATA1:DATA2`` reads folder (epoch − 1) mod n (:class:`fairseq.data.iterator.EpochDatasets`);
+validation and evaluation read the first.
 """
 
 from __future__ import annotations

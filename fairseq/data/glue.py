@@ -22,7 +22,7 @@ Label = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """Columns, labels and metrics of a task."""
 
     sentences: tuple[str, ...]  # columns, one or two
@@ -49,20 +49,20 @@ _PAIR = ("sentence1", "sentence2")
 _ENTAILMENT = ("not_entailment", "entailment")
 
 GLUE = {
-    "CoLA": Layout(("sentence",), metrics=("mcc",), header=("source", "label", "mark", "sentence")),
-    "SST-2": Layout(("sentence",)),
-    "MR": Layout(("sentence",)),
-    "MRPC": Layout(("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1")),
-    "STS-B": Layout(_PAIR, "score", labels=(), metrics=("pearson", "spearman")),
-    "QQP": Layout(("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), ragged=True),
-    "MNLI": Layout(_PAIR, "gold_label", labels=("contradiction", "neutral", "entailment"), dev="dev_matched"),
-    "QNLI": Layout(("question", "sentence"), labels=_ENTAILMENT),
-    "RTE": Layout(_PAIR, labels=_ENTAILMENT),
-    "WNLI": Layout(_PAIR),
+    "CoLA": TableLayout(("sentence",), metrics=("mcc",), header=("source", "label", "mark", "sentence")),
+    "SST-2": TableLayout(("sentence",)),
+    "MR": TableLayout(("sentence",)),
+    "MRPC": TableLayout(("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1")),
+    "STS-B": TableLayout(_PAIR, "score", labels=(), metrics=("pearson", "spearman")),
+    "QQP": TableLayout(("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), ragged=True),
+    "MNLI": TableLayout(_PAIR, "gold_label", labels=("contradiction", "neutral", "entailment"), dev="dev_matched"),
+    "QNLI": TableLayout(("question", "sentence"), labels=_ENTAILMENT),
+    "RTE": TableLayout(_PAIR, labels=_ENTAILMENT),
+    "WNLI": TableLayout(_PAIR),
 }
 
 
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> TableLayout:
     """The layout of a GLUE task, or UserError; upper and lower case are the same."""
     for known, layout in GLUE.items():
         if known.lower() == name.lower():
@@ -79,12 +79,12 @@ class Example:
     label: Label | None
 
 
-def split_file(folder: str | Path, split: str, layout: Layout) -> Path:
+def split_file(folder: str | Path, split: str, layout: TableLayout) -> Path:
     """The file of *split*: ``valid`` is GLUE's development file, other names are files'."""
     return Path(folder) / f"{layout.dev if split == 'valid' else split}.tsv"
 
 
-def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Example]:
+def read_examples(path: Path, layout: TableLayout, labelled: bool = True) -> list[Example]:
     """The rows of a TSV file; tabs divide columns, quotes have no meaning.
 
     Args:
@@ -127,7 +127,7 @@ def check_labels(path: Path, labels: Sequence[Label | None]) -> None:
         )
 
 
-def labels_of(path: Path, layout: Layout) -> list[str]:
+def labels_of(path: Path, layout: TableLayout) -> list[str]:
     """The different labels of a table, numbers by their value, other text by its characters.
 
     Raises:
@@ -167,7 +167,7 @@ def read_lines(path: Path) -> list[str]:
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
-def _table(path: Path, layout: Layout) -> tuple[Sequence[str], list[tuple[int, list[str]]]]:
+def _table(path: Path, layout: TableLayout) -> tuple[Sequence[str], list[tuple[int, list[str]]]]:
     """The names of the columns, and the number of the line, from 1, and the fields of each row."""
     rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1)]
     first = [field.strip() for field in rows[0][1]]
@@ -187,7 +187,7 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
     raise UserError(f"{path}: no column {name!r}; the columns are {', '.join(header)[:200]}")
 
 
-def label_of(where: str, text: str, layout: Layout) -> Label:
+def label_of(where: str, text: str, layout: TableLayout) -> Label:
     """The number of the class *text*, or the scores;
     UserError, which begins with *where*, if it is neither."""
     if not layout.is_regression:

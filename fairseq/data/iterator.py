@@ -18,7 +18,7 @@ import torch
 
 from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.position import Layout
+from fairseq.data.position import EpochLayout
 from fairseq.data.samplers import Sampler
 from fairseq.errors import UserError
 from fairseq.modules import devices
@@ -53,7 +53,7 @@ class EpochIterator:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: EpochDatasets,
         *,
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
@@ -161,7 +161,7 @@ class EpochIterator:
         checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()
         return f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else None
 
-    def facts(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What must be equal on all processes, by name: the files' checksums, the layout, the
         position, the batch."""
         checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # not every dataset has them
@@ -220,7 +220,7 @@ class EpochIterator:
             "read": {"count": 0 if ended else self.read, **dataclasses.asdict(self.sampler.layout)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], saved: position.SavedBy | None = None) -> bool:
+    def load_state_dict(self, state: Mapping[str, Any], saved: position.CheckpointOrigin | None = None) -> bool:
         """Go to the position of *state*; a position at or behind the epoch's end is the start of
         the next epoch.
 
@@ -304,25 +304,25 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
         executor.shutdown(cancel_futures=True)
 
 
-Turn = tuple[Dataset, Sampler]
+EpochData = tuple[Dataset, Sampler]
 
 
-class Turns:
+class EpochDatasets:
     """The dataset and sampler of each epoch; at most two are in memory, the epoch's and the next.
 
     Args:
         openers: functions that open them, all taken in turn. Each may run in a thread of its own.
     """
 
-    def __init__(self, openers: Sequence[Callable[[], Turn]]) -> None:
+    def __init__(self, openers: Sequence[Callable[[], EpochData]]) -> None:
         self._openers = openers
-        self._current: tuple[int, Turn] | None = None
-        self._next: tuple[int, ThreadPoolExecutor, Future[Turn | None]] | None = None
-        self._saved: Layout | None = None
+        self._current: tuple[int, EpochData] | None = None
+        self._next: tuple[int, ThreadPoolExecutor, Future[EpochData | None]] | None = None
+        self._saved: EpochLayout | None = None
         self.known: dict[int, int] = {}  # batches an epoch, of the datasets that were opened
 
     @classmethod
-    def of_one(cls, dataset: Dataset, sampler: Sampler) -> Turns:
+    def of_one(cls, dataset: Dataset, sampler: Sampler) -> EpochDatasets:
         """Return the turns of epochs that all read one dataset."""
         return cls([lambda: (dataset, sampler)])
 
@@ -330,7 +330,7 @@ class Turns:
         """Datasets that are read in turn."""
         return len(self._openers)
 
-    def of(self, epoch: int) -> Turn:
+    def of(self, epoch: int) -> EpochData:
         """Return dataset and sampler of *epoch* (from 1),
         opened now if not before; UserError if damaged."""
         # fairseq's rule: folder (epoch − 1) mod n.
@@ -364,14 +364,14 @@ class Turns:
         """Wait for what is being opened and drop it; the openers may refer to a model."""
         self._take(-1)
 
-    def continuing(self, saved: Layout) -> None:
+    def continuing(self, saved: EpochLayout) -> None:
         """Read all of them in the order of a run that stored *saved*."""
         # What is open is in another order, unless this process stored it.
         if self._current is None or self._current[1][1].layout != saved:
             self._current, self.known = None, {}
         self._saved = saved
 
-    def _take(self, number: int) -> Turn | None:
+    def _take(self, number: int) -> EpochData | None:
         """What was opened in the background, if it is *number*;
         None if that failed: the caller tries again."""
         if self._next is None:
@@ -380,7 +380,7 @@ class Turns:
         executor.shutdown()
         return future.result() if opening == number else None
 
-    def _ordered(self, turn: Turn) -> Turn:
+    def _ordered(self, turn: EpochData) -> EpochData:
         if self._saved is None:
             return turn
         dataset, sampler = turn
@@ -390,7 +390,7 @@ class Turns:
         return dataset, sampler.continuing(self._saved)
 
 
-def _try_to_open(opener: Callable[[], Turn]) -> Turn | None:
+def _try_to_open(opener: Callable[[], EpochData]) -> EpochData | None:
     """Return what *opener* opens; None if that fails, which a warning says at once: the data are
     read after hours only."""
     try:

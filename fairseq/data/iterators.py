@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data.position import BATCHES, Layout
+from fairseq.data.position import BATCHES, EpochLayout
 from fairseq.data.samplers import Batching
 
 
@@ -252,12 +252,12 @@ class IteratorSampler:
         # A checksum of the batches: a resumed run must not take others for those that it has read.
         world, seed = batching.world_size, iterator.seed if self.shuffle else 0
         count = max(-(-len(ends) // world) - 1, 0) * world if iterator.skip_remainder_batch else len(ends)
-        self.layout = Layout(BATCHES, count, world, world, 0, zlib.crc32(ends.tobytes()), seed)
+        self.layout = EpochLayout(BATCHES, count, world, world, 0, zlib.crc32(ends.tobytes()), seed)
 
     def __len__(self) -> int:
         return self.layout.batches
 
-    def continuing(self, saved: Layout) -> IteratorSampler:
+    def continuing(self, saved: EpochLayout) -> IteratorSampler:
         """Return this sampler: its order is fairseq's in every run."""
         return self
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Examples, Sample
-from fairseq.data.position import Layout
+from fairseq.data.position import EpochLayout
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
@@ -187,7 +187,7 @@ class MaskedBlocks(Examples):
     def at_epoch(self, epoch: int) -> MaskedBlocks:
         return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
 
-    def continuing(self, saved: Layout) -> MaskedBlocks:
+    def continuing(self, saved: EpochLayout) -> MaskedBlocks:
         return dataclasses.replace(self, blocks=self.blocks.continuing(saved))
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:

@@ -2,8 +2,8 @@
 
 A position counts *units* of the epoch, over all processes: blocks in the epoch's order, batches
 where those are cut by size, steps of rows where rows continue each other. A checkpoint stores it
-with the :class:`Layout` of its run, from which another run, on more or fewer processes, finds the
-position in its own.
+with the :class:`EpochLayout` of its run, from which another run, on more or fewer processes, finds
+the position in its own.
 
 Streams need as many rows in all (rows × processes), and their memory goes with them; batches cut by
 size need the same limits. Other checkpoints are refused in the middle of an epoch, and none at its
@@ -28,7 +28,7 @@ RESET = "or give `reset_dataloader` to start at the first batch"
 
 
 @dataclass(frozen=True)
-class Layout:
+class EpochLayout:
     """Units of an epoch, and the way processes read them."""
 
     # ``blocks``: in a random order, singly or in groups of similar size; ``batches``: cut by size;
@@ -59,7 +59,7 @@ class Layout:
         return self.batches - -(-(self.units - read) // self.step)
 
 
-FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # its checkpoints store none
+FAIRSEQ = EpochLayout(NUMPY, units=0, step=1, processes=1, block_size=0)  # its checkpoints store none
 
 
 def order_generator(rule: int, seed: int, epoch: int, *purpose: int) -> np.random.RandomState:
@@ -75,7 +75,7 @@ def order_generator(rule: int, seed: int, epoch: int, *purpose: int) -> np.rando
 
 
 @dataclass(frozen=True)
-class SavedBy:
+class CheckpointOrigin:
     """Facts about the run that saved a checkpoint."""
 
     processes: int = 1  # where no layout was saved
@@ -84,7 +84,7 @@ class SavedBy:
     same_length: bool = True
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None, stage: int | None = None) -> SavedBy:
+    def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None, stage: int | None = None) -> CheckpointOrigin:
         """Return the facts of a checkpoint's content,
         ours or fairseq's, for a run with *tokens_per_sample*.
 
@@ -109,12 +109,14 @@ class Position:
     remark: str = ""  # for the log; empty if the position is as it was saved
 
 
-def layout_of(stored: Mapping[str, Any]) -> Layout:
+def layout_of(stored: Mapping[str, Any]) -> EpochLayout:
     """Return the layout of a checkpoint's ``read``."""
-    return Layout(**{key: stored[key] for key in stored if key != "count"})
+    return EpochLayout(**{key: stored[key] for key in stored if key != "count"})
 
 
-def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
+def find(
+    ours: EpochLayout, iterations: int, stored: Mapping[str, Any] | None, saved: CheckpointOrigin | None
+) -> Position:
     """Return the position of a checkpoint's
     ``train_iterator`` within its epoch, in the layout *ours*.
 
@@ -134,7 +136,7 @@ def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved:
     return Position(min(iterations * step, ours.units), same_rows=False)
 
 
-def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Position:
+def _convert(ours: EpochLayout, theirs: EpochLayout, read: int, same_length: bool) -> Position:
     # Units are counted over all processes, so the number of processes and their rows may change.
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
@@ -154,7 +156,7 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
 
 
-def _share(ours: Layout, share: float, block_size: int | None = None) -> Position:
+def _share(ours: EpochLayout, share: float, block_size: int | None = None) -> Position:
     """Return the position after the same share of an epoch
     with blocks or rows of another size, as between stages."""
     read = int(share * ours.units)
@@ -167,7 +169,7 @@ def _share(ours: Layout, share: float, block_size: int | None = None) -> Positio
 _NAMES = {BLOCKS: "blocks", BATCHES: "batches", NUMPY: "batches", STREAMS: "blocks of each row"}
 
 
-def _remark(ours: Layout, theirs: Layout, read: int) -> str:
+def _remark(ours: EpochLayout, theirs: EpochLayout, read: int) -> str:
     if (theirs.step, theirs.processes) == (ours.step, ours.processes):
         return ""
     return (
@@ -177,7 +179,7 @@ def _remark(ours: Layout, theirs: Layout, read: int) -> str:
     )
 
 
-def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
+def _elsewhere(ours: EpochLayout, order: str, cut: int, read: str) -> UserError:
     """The error for a position that *ours* does not have."""
     where = f"in the middle of an epoch ({read} read)"
     if order != ours.order:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fairseq.data.position import BATCHES, BLOCKS, NUMPY, SEQUENCE, STREAMS, SUM, Layout, order_generator
+from fairseq.data.position import BATCHES, BLOCKS, NUMPY, SEQUENCE, STREAMS, SUM, EpochLayout, order_generator
 from fairseq.errors import UserError
 
 
@@ -34,7 +34,7 @@ class Sampler(Protocol):
     rows: int
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> EpochLayout:
         """Units of an epoch, to find positions in it."""
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Sampler(Protocol):
         """The blocks of each batch of an epoch (numbered
         from 1), once *read* units of it were read."""
 
-    def continuing(self, saved: Layout) -> Sampler:
+    def continuing(self, saved: EpochLayout) -> Sampler:
         """Return the sampler in whose order a run goes on that stored the layout *saved*."""
 
 
@@ -153,7 +153,7 @@ class BlockSampler:
         *,
         by_size: bool,
         selection: np.ndarray | None = None,
-        saved: Layout | None = None,
+        saved: EpochLayout | None = None,
     ) -> None:
         longest = int(sizes.max(initial=0))
         self.batching = batching
@@ -166,7 +166,7 @@ class BlockSampler:
         self._sorted: np.ndarray | None = None
         self._cuts: np.ndarray | None = None
         step = self._rows * batching.world_size
-        self.layout = Layout(
+        self.layout = EpochLayout(
             BLOCKS,
             units=len(sizes),
             step=step,
@@ -211,7 +211,7 @@ class BlockSampler:
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield self._sorted[first:last].astype(np.int64)
 
-    def continuing(self, saved: Layout) -> BlockSampler:
+    def continuing(self, saved: EpochLayout) -> BlockSampler:
         """Return a sampler with the same limits in the order of a run that stored *saved*."""
         if dataclasses.replace(saved, step=self.layout.step, processes=self.layout.processes) == self.layout:
             return self
@@ -327,7 +327,7 @@ class StreamSampler:
         self.curriculum = curriculum
         self.shuffle = passage > 0
         # Processes may share the rows in another way, but there must be as many in all.
-        self.layout = Layout(
+        self.layout = EpochLayout(
             STREAMS,
             units=len(self),
             step=1,
@@ -343,7 +343,7 @@ class StreamSampler:
         # Rounded up: the last row may be shorter, but no block is left out.
         return -(-self.num_blocks // (self.rows * self.world_size))
 
-    def continuing(self, saved: Layout) -> StreamSampler:
+    def continuing(self, saved: EpochLayout) -> StreamSampler:
         """Return a sampler of the same rows in the order of a run that stored *saved*."""
         sampler = copy.copy(self)
         sampler.layout = dataclasses.replace(self.layout, rule=saved.rule)

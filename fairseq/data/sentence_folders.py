@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.data.folders import open_corpus
-from fairseq.data.glue import Label, Layout, label_of, read_lines
+from fairseq.data.glue import Label, TableLayout, label_of, read_lines
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
 
@@ -61,7 +61,9 @@ def read_sentences(data: str | Path, split: str, dictionary: Dictionary) -> list
     return list(zip(*columns, strict=True))
 
 
-def read_labels(data: str | Path, split: str, layout: Layout, rows: int, labelled: bool = True) -> list[Label | None]:
+def read_labels(
+    data: str | Path, split: str, layout: TableLayout, rows: int, labelled: bool = True
+) -> list[Label | None]:
     """The number of the class, or the score, of each of *rows* examples.
 
     Args:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fairseq.config.shared import BREAK_MODES
 from fairseq.data.dataset import Examples, Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
-from fairseq.data.position import SEQUENCE, Layout, order_generator
+from fairseq.data.position import SEQUENCE, EpochLayout, order_generator
 from fairseq.errors import SettingError, nearest
 
 __all__ = ["Sample", "TokenBlocks"]
@@ -131,7 +131,7 @@ class TokenBlocks(Examples):
         blocks._lines = ShuffledLines(self.corpus.sizes, order_generator(self._rule, self._seed, epoch, _LINES))
         return blocks
 
-    def continuing(self, saved: Layout) -> TokenBlocks:
+    def continuing(self, saved: EpochLayout) -> TokenBlocks:
         """Return these blocks with their lines in the order of a run that stored *saved*."""
         blocks = copy.copy(self)
         blocks._rule = saved.rule

@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, predictions
-from fairseq.data.glue import Layout
+from fairseq.data.glue import TableLayout
 from fairseq.data.sentences import SentenceRows
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
@@ -160,7 +160,7 @@ class Predictions:
 
     predicted: Tensor  # classes or scores, float64 [n]
     target: Tensor | None  # the labels, float64 [n]; None where the file has none
-    layout: Layout  # of the task
+    layout: TableLayout  # of the task
 
     def metrics(self) -> dict[str, float]:
         """The task's metrics and ``score``, in percent; empty without labels."""

@@ -27,7 +27,7 @@ from fairseq.data.sentence_folders import input_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
-from fairseq.models.loading import finished
+from fairseq.models.loading import strip_for_inference
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules import devices
 from fairseq.modules.precision import Precision
@@ -73,7 +73,7 @@ def finetune(
     arch = str(state["args"].get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(f"`path` {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
-    stored, parameters = finished(state["args"], state["model"])
+    stored, parameters = strip_for_inference(state["args"], state["model"])
     if stored.get("add_bos_token") and task_cfg.init_token is None:
         folder = data_folders(data)[0]
         dictionary = load_dictionary(next(iter(input_folders(folder)), task_cfg.data_bin or folder))
@@ -212,7 +212,7 @@ class Sweep:
         task = setup_task(settings)
         model, criterion = task.build_model(settings), task.build_criterion(settings)
         assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
-        model.check_start(parameters, str(self.cfg.path))
+        model.check_init(parameters, str(self.cfg.path))
         for split in self.splits:
             limit = model.max_positions()
             long = 0 if limit is None else int((task.dataset(split).sizes > limit).sum())

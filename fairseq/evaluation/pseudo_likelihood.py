@@ -23,7 +23,7 @@ from fairseq.models.electra import ElectraModel
 from fairseq.modules.precision import Precision
 from fairseq.text.dictionary import Dictionary
 
-TOGETHER = 4096  # tokens, of whole lines, whose rows are sorted by length
+SORTED_TOKENS = 4096  # tokens, of whole lines, whose rows are sorted by length
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ class PseudoScorer:
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
         # Parts of whole lines: rows are sorted by length
         # inside of a part, and the bar moves with each.
-        ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
+        ends = np.unique(
+            np.append(lines[np.unique(lines // SORTED_TOKENS, return_index=True)[1]], len(text))
+        )  # of parts
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
         for start, end in progress(parts, len(parts)):

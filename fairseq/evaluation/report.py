@@ -147,12 +147,12 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
-    token = f"Loss (base 2): {report['loss_base2']:.4f}, {name}: {shown(report['perplexity'])}"
+    token = f"Loss (base 2): {report['loss_base2']:.4f}, {name}: {format_perplexity(report['perplexity'])}"
     if "left_out_tokens" in report:
         reason = "in lines between documents, or in blocks that are longer than the model reads"
         lines.append(f"Left out: {report['left_out_tokens']} tokens, {reason}")
     if "words" in report:
-        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, {name}: {shown(report['word_perplexity'])}"
+        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, {name}: {format_perplexity(report['word_perplexity'])}"
         lines += [f"{word} per word, of {report['words']} words", f"{token} per subword"]
     else:
         lines.append(token)
@@ -161,12 +161,12 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
     if "unknown_share" in report:
         line = f"Unknown: {100 * report['unknown_share']:.3g} % of the tokens"
         others = report.get("perplexity_without_unknown")
-        lines.append(line if others is None else f"{line}, {name} of the others: {shown(others)}")
+        lines.append(line if others is None else f"{line}, {name} of the others: {format_perplexity(others)}")
     if "raw_bytes" in report:
         lines += [
             f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "
             f"{report['bits_per_raw_word']:.4f} per word of {report['raw_words']}",
-            f"Perplexity per word of raw text: {shown(report['raw_word_perplexity'])}",
+            f"Perplexity per word of raw text: {format_perplexity(report['raw_word_perplexity'])}",
         ]
     if "perplexity_without_int8" in report:
         exact = report["perplexity_without_int8"]
@@ -177,7 +177,7 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
     return lines
 
 
-def shown(perplexity: float) -> str:
+def format_perplexity(perplexity: float) -> str:
     """A perplexity with two decimals; with an exponent
     where it says little, e.g. per word of text without spaces."""
     return f"{perplexity:.2f}" if perplexity < 1e9 else f"{perplexity:.2e}"

@@ -28,7 +28,7 @@ from fairseq.evaluation.cache_pointer import SHARPNESS, CachePointer, Pointer, f
 from fairseq.inference.reader import Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.language_model import LanguageModel, LogProbabilities
+from fairseq.models.language_model import LogProbabilities, NextTokenModel
 from fairseq.modules import devices
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
@@ -38,7 +38,7 @@ from fairseq.text.dictionary import Dictionary
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
-TOGETHER, GPU_TOGETHER = 512, 16384  # hidden states projected to the vocabulary at once
+PROJECTED_AT_ONCE, PROJECTED_AT_ONCE_ON_GPU = 512, 16384  # hidden states projected to the vocabulary at once
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Scorer:
         return blocks
 
     def _read_blocks(
-        self, model: LanguageModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
+        self, model: NextTokenModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
     ) -> None:
         scoring = self.scoring
         lengths = blocks.sizes if blocks.before is None else (blocks.sizes + blocks.before).astype(np.int32)
@@ -288,7 +288,7 @@ class _Collector:
         self.pointed: list[Tensor] = []
         self.chunk = chunk
         # A row of log-probabilities is V wide: it does not wait for other batches.
-        most = GPU_TOGETHER if devices.is_accelerator(device) else TOGETHER
+        most = PROJECTED_AT_ONCE_ON_GPU if devices.is_accelerator(device) else PROJECTED_AT_ONCE
         together = 1 if isinstance(layer, LogProbabilities) else most
         self.together = min(together, chunk or together)
         self.lprobs = torch.zeros(size)

@@ -31,7 +31,7 @@ from fairseq.evaluation.by_frequency import (
 )
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.inference.loading import data_and_models, load_models
-from fairseq.logging.figures import Meter
+from fairseq.logging.figures import RunningSums
 from fairseq.logging.progress import progress_bar
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import compile_model
@@ -201,7 +201,7 @@ def _validate(
     return metrics, words
 
 
-def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask) -> WordLosses:
+def _word_losses(meter: RunningSums, blocks: TokenBlocks, task: FairseqTask) -> WordLosses:
     """The losses of the words of *blocks* that a validation gathered."""
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:

@@ -22,7 +22,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError, nearest
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
-from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
+from fairseq.models.loading import NEUTRAL, check_supported, load_parameters, strip_for_inference
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 from fairseq.text.dictionary import Dictionary
@@ -168,7 +168,7 @@ def load_models(
     except UserError as error:
         message = error.args[0]
         if overrides and not message.startswith(OVERRIDES):
-            raise UserError(f"{OVERRIDES} {fields.shortened(overrides)}: {message}") from None
+            raise UserError(f"{OVERRIDES} {fields.truncate(overrides)}: {message}") from None
         raise
 
 
@@ -184,14 +184,14 @@ def _load(
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
         state = checkpoint.load(path, only="model") if states is None else states[number]
         args = _arguments(path, state["args"], overrides, flags)
-        args, parameters = finished(args, state["model"])
+        args, parameters = strip_for_inference(args, state["model"])
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
         begins = bool(args.get("add_bos_token", False))
         if first is not None and begins != bool(first.flat.get("add_bos_token", False)):
             advice = "give models that were trained with the same setting"
             raise UserError(f"{path}: has `add_bos_token` {begins}, unlike {paths[0]}; {advice}")
         if task is None:
-            first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
+            first = typed_settings(functools.reduce(lambda args, part: part.eval_overrides(args), extensions, args))
             task = setup_task(first, Dictionary.load(data) if os.path.isfile(data) else None)
             if "tokens_per_sample" in args:
                 # Models that are averaged must read the same blocks.
@@ -317,7 +317,7 @@ def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) ->
     positions = args.get("max_target_positions") or stored.get("tokens_per_sample", length)
     for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):
         if type(value) is not int or not 0 < value <= fields.LARGEST_INT:
-            raise UserError(f"{path}: its setting {name} is {fields.shortened(value)}, not a count; override it")
+            raise UserError(f"{path}: its setting {name} is {fields.truncate(value)}, not a count; override it")
     if length > positions and args.get("decoder_learned_pos", False):
         raise UserError(f"`tokens_per_sample` {length}: {path} has {positions} positions; give {positions} or less")
     return max(positions, length)

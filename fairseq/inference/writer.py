@@ -30,7 +30,7 @@ from fairseq.text.text_corpus import TextReader
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 10**8  # of all continuations of a run
-TOGETHER = 16  # texts, if no setting says how many
+DEFAULT_BATCH = 16  # texts, if no setting says how many
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Writer:
         begin = dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.on(device), int8=cfg.int8, begin=begin) for model in models]
         detokenizer = detokenizer_of(dictionary, cfg.remove_bpe, TextReader.of(data, dictionary).tokenizer)
-        return cls(readers, task, search, common.seed, cfg.batch_size or TOGETHER, detokenizer, device)
+        return cls(readers, task, search, common.seed, cfg.batch_size or DEFAULT_BATCH, detokenizer, device)
 
     @functools.cached_property
     def forbidden(self) -> list[int]:

@@ -108,8 +108,8 @@ class NamedSums:
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:
-        """Sums of both, without predictions, which :class:`Meter` keeps; names that only one has
-        count as 0 in the other."""
+        """Sums of both, without predictions, which :class:`RunningSums` keeps; names that only one
+        has count as 0 in the other."""
         if self.names == other.names:
             return NamedSums(self.names, self.values + other.values, {})
         names = (*self.names, *(name for name in other.names if name not in self.names))
@@ -154,7 +154,7 @@ class Gathered:
     rows: Tensor
 
 
-class Meter:
+class RunningSums:
     """Running sums of a part of a run: an update's interval, an epoch, a validation.
 
     What is added is kept until the sums are read: an update launches nothing for them.
@@ -234,15 +234,15 @@ class Meter:
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
         return {**result, **{name: float(value) / updates for name, value in self.means.items()}}
 
-    def copy(self) -> Meter:
+    def copy(self) -> RunningSums:
         """The sums so far, which later ones do not change."""
-        result = Meter(self.device)
+        result = RunningSums(self.device)
         result._totals, result._means, result.updates = self.totals, dict(self.means), self.updates
         return result
 
-    def since(self, before: Meter) -> Meter:
+    def since(self, before: RunningSums) -> RunningSums:
         """The sums that were added to this meter after it was copied as *before*, without means."""
-        result = Meter(self.device)
+        result = RunningSums(self.device)
         former = before.totals
         result._totals = self.totals + NamedSums(former.names, -former.values, {})
         result.updates = self.updates - before.updates

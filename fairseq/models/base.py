@@ -152,7 +152,7 @@ class BaseFairseqModel(Part, nn.Module):
         return normalized(output[0] if isinstance(output, tuple | list) else output, log_probs)
 
     @classmethod
-    def finished(
+    def strip_for_inference(
         cls, args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of the model that a checkpoint is used as after training: what
@@ -163,16 +163,16 @@ class BaseFairseqModel(Part, nn.Module):
         """Raise UserError if the *parameters*
         of a checkpoint belong to other data than the model."""
 
-    def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
+    def lacks_head(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether the *parameters* of a checkpoint lack a part
         that training begins anew, such as a head."""
         return False
 
-    def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
+    def check_init(self, parameters: Mapping[str, Tensor], source: str) -> None:
         """Raise UserError if the *parameters* of another model, called *source*, are too few to
         begin training with."""
 
-    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def data_specific(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Those of the *parameters* of a checkpoint that belong to other data than the model."""
         return {}
 

@@ -17,7 +17,7 @@ from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
-from fairseq.modules.transformer_layer import Infuse, activation
+from fairseq.modules.transformer_layer import EmbeddingHook, activation
 
 
 class MaskedLMHead(LinearOutput):
@@ -133,7 +133,7 @@ class BertModel(EncoderModel):
         src_tokens: Tensor,
         token_types: Tensor | None = None,
         features_only: bool = False,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         padded: bool | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of every token, or the last hidden states.

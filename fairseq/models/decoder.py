@@ -18,7 +18,7 @@ from fairseq.modules.attention import Causal, CausalInDocuments
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.ngram_notes import CONTINUES, HISTORY, IS_CONTINUED, STANDS_ALONE, NGramNotes, WordNotes
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.modules.transformer_layer import Infuse
+from fairseq.modules.transformer_layer import EmbeddingHook
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import ByteLevelWords
 from fairseq.text.tokenizers.tokenizer import readable_symbols
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         memory: Memory | None = None,
         cache: KeyValueCache | None = None,
         embedded: Tensor | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         memory_length: int | None = None,
         document_positions: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         self,
         tokens: Tensor,
         cache: KeyValueCache | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         document_positions: Tensor | None = None,
     ) -> Tensor:
         """The first layer's input for *tokens* [B, T], which continue *cache* and are read next:

@@ -23,7 +23,7 @@ from fairseq.models.bert import (
 from fairseq.models.encoder import TransformerEncoder
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.modules.output_layer import OutputLayer, row_chunks
-from fairseq.modules.transformer_layer import Infuse
+from fairseq.modules.transformer_layer import EmbeddingHook
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64
@@ -90,7 +90,7 @@ class ElectraModel(EncoderModel):
         src_tokens: Tensor,
         token_types: Tensor | None = None,
         features_only: bool = False,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         masked: Masked | None = None,
         noise: Tensor | None = None,
         infuse_generator_only: bool = False,

@@ -14,7 +14,7 @@ from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.norms import layer_norm
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer, skips_layer
+from fairseq.modules.transformer_layer import EmbeddingHook, TransformerLayer, skips_layer
 
 
 class TransformerEncoder(nn.Module):
@@ -92,7 +92,7 @@ class TransformerEncoder(nn.Module):
         self,
         src_tokens: Tensor,
         token_types: Tensor | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         padded: bool | None = None,
     ) -> Tensor:
         """Hidden states of the last layer: [B, T] → [B, T, C]; see :meth:`states`."""
@@ -104,7 +104,7 @@ class TransformerEncoder(nn.Module):
         self,
         src_tokens: Tensor,
         token_types: Tensor | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         padded: bool | None = None,
     ) -> Iterator[Tensor]:
         """The input of the first layer, then the output of each: [B, T, C].

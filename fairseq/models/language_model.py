@@ -13,7 +13,7 @@ from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import OutputLayer
 
 
-class LanguageModel(Protocol):
+class NextTokenModel(Protocol):
     """A model that predicts the next token, as :func:`language_model` returns it."""
 
     @property
@@ -75,7 +75,7 @@ class NormalizedModel(BaseFairseqModel):
         ) or {}
 
 
-def language_model(model: nn.Module, source: str | None = None) -> LanguageModel:
+def language_model(model: nn.Module, source: str | None = None) -> NextTokenModel:
     """*model* as scoring and generation use it; one that returns logits is given an output layer.
 
     Raises:
@@ -94,4 +94,4 @@ def language_model(model: nn.Module, source: str | None = None) -> LanguageModel
     # None, or a method of that name.
     if not isinstance(model.output_layer, OutputLayer):
         model = NormalizedModel(model)
-    return cast(LanguageModel, model)
+    return cast(NextTokenModel, model)

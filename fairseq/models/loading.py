@@ -28,7 +28,7 @@ from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import Decoder
-from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
+from fairseq.modules.attention import CAUSAL, AttentionMask, Bidirectional, Causal
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.transformer_layer import TransformerLayer
 
@@ -127,7 +127,7 @@ def _compiled(forward: Forward) -> Forward:
         x: Tensor,
         memory: Tensor | None = None,
         positions: object = None,
-        visible: Visibility = CAUSAL,
+        visible: AttentionMask = CAUSAL,
         cache: LayerCache | None = None,
         past_length: int = 0,
         skip: bool = False,
@@ -234,11 +234,11 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
 
     Raises:
         UserError: no parameter matches, or a part
-            of the model cannot begin anew; see :meth:`check_start`.
+            of the model cannot begin anew; see :meth:`check_init`.
     """
-    model.check_start(parameters, source)
+    model.check_init(parameters, source)
     upgraded, expected = model.upgrade_state_dict(dict(parameters)), model.state_dict()
-    foreign = model.of_other_data(upgraded)
+    foreign = model.data_specific(upgraded)
     fitting = {
         name: value
         for name, value in upgraded.items()
@@ -323,15 +323,15 @@ def decisive_settings(stored: Mapping[str, object]) -> dict[str, object]:
     return {name: stored[name] for name in names if stored.get(name) is not None}
 
 
-def finished(
+def strip_for_inference(
     args: Mapping[str, Any], parameters: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     """Settings and parameters of the model that a checkpoint
     is used as after training, without its extensions."""
-    args, parameters = MODELS[ARCHITECTURES[args["arch"]].model].finished(args, parameters)
+    args, parameters = MODELS[ARCHITECTURES[args["arch"]].model].strip_for_inference(args, parameters)
     for name in EXTENSIONS:
         if args.get(name):
-            args, parameters = EXTENSIONS[name].finished(args, parameters)
+            args, parameters = EXTENSIONS[name].strip_for_inference(args, parameters)
     return args, parameters
 
 

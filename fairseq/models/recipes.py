@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.config import fields
-from fairseq.config.options import SAME
+from fairseq.config.options import EXCLUSIVE
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
 from fairseq.errors import counted
@@ -186,7 +186,7 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
 }
 
 # In a recipe alone: the first of those that are given ends a run, or fills a batch.
-ONE_OF = (*SAME, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
+ONE_OF = (*EXCLUSIVE, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
 ENDS = ("total_num_update", "lr_period_updates")
 """Settings of a schedule that ends with the published run. If the user chooses another length, it
 ends with theirs."""
@@ -226,14 +226,14 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if updates or epochs:
         fitting = {name: value for name, value in fitting.items() if name not in ends}
     if updates and (ends or "lr_scheduler" in given):
-        fitting |= shortened(fitting, updates)
+        fitting |= fit_schedule(fitting, updates)
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
     return {name: value for name, value in {**fitting, **objective}.items() if name not in replaced | given.keys()}
 
 
-def shortened(recipe: Recipe, updates: int) -> dict[str, Any]:
+def fit_schedule(recipe: Recipe, updates: int) -> dict[str, Any]:
     """What of *recipe* is otherwise in a run of few *updates*: a warm-up that ends before it, and a
     mean of weights that begins before its end."""
     changed = {}
@@ -297,9 +297,9 @@ def summary(settings: TrainingSettings) -> list[str]:
     ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates")
     how = [
         (settings.chosen.optimizer, "optimizer"),
-        (f"lr {fields.shown(cfg.lr)}", "lr")
+        (f"lr {fields.format_value(cfg.lr)}", "lr")
         if flat.get("max_lr") is None
-        else (f"lr {fields.shown(cfg.lr)} to {flat['max_lr']}", "max_lr"),
+        else (f"lr {fields.format_value(cfg.lr)} to {flat['max_lr']}", "max_lr"),
         (settings.chosen.lr_scheduler, "lr_scheduler"),
         *([(f"warm-up {ratio:.0%}", "warmup_ratio")] if ratio else []),
         *([(f"warm-up {warmup}", "warmup_updates")] if warmup and not ratio else []),
@@ -319,7 +319,11 @@ def summary(settings: TrainingSettings) -> list[str]:
         (f"batches of {counted(data.max_tokens, 'token')}", "max_tokens")
         if data.max_tokens is not None
         else (f"batches of {counted(data.batch_size or 0, 'row')}", "batch_size"),
-        *([(f"{fields.shown(cfg.update_freq)} batches an update", "update_freq")] if cfg.update_freq != [1] else []),
+        *(
+            [(f"{fields.format_value(cfg.update_freq)} batches an update", "update_freq")]
+            if cfg.update_freq != [1]
+            else []
+        ),
         *(ends or ([] if cfg.stages else [(no_end, "max_update")])),
     ]
     return [_with_origins(parts, settings) for parts in (how, what)]

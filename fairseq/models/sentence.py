@@ -143,12 +143,12 @@ class SentenceModel(BaseFairseqModel):
         kept = {n: value for n, value in self._upgrade_decoder(rest).items() if not n.startswith(outputs)}
         return {**kept, **head}
 
-    def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
+    def lacks_head(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether *parameters* lack this head, or have one for other classes."""
         head = self.classification_heads.state_dict(prefix=HEADS)
         return any(name not in parameters or parameters[name].shape != value.shape for name, value in head.items())
 
-    def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
+    def check_init(self, parameters: Mapping[str, Tensor], source: str) -> None:
         """Raise UserError if *parameters* lack a part
         of the layers, or have one of another shape."""
         upgraded = self.upgrade_state_dict(dict(parameters))

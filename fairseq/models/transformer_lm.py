@@ -31,7 +31,7 @@ from fairseq.modules.ngram_notes import NGramNotes, WordNotes
 from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer, skips_layer
+from fairseq.modules.transformer_layer import EmbeddingHook, TransformerLayer, skips_layer
 from fairseq.system.deferred import names_of
 
 
@@ -130,7 +130,7 @@ class TransformerDecoder(Decoder):
         self,
         tokens: Tensor,
         cache: KeyValueCache | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         document_positions: Tensor | None = None,
     ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.

@@ -34,7 +34,7 @@ from fairseq.modules.relative_attention import (
     ShawAttention,
     name_as_layers_own,
 )
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer
+from fairseq.modules.transformer_layer import EmbeddingHook, TransformerLayer
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
 PROJECTION_STD = 0.01  # the authors'
@@ -106,7 +106,7 @@ class TransformerXLDecoder(Decoder):
         self,
         tokens: Tensor,
         cache: KeyValueCache | None = None,
-        infuse: Infuse | None = None,
+        infuse: EmbeddingHook | None = None,
         document_positions: Tensor | None = None,
     ) -> Tensor:
         # Without a padding symbol, −1 stands behind a row's end: any embedding will do.

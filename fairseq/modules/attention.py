@@ -1,6 +1,6 @@
 """Self-attention, absolute and position-infused: one family that shares the attention kernel.
 
-Which keys a query may read is a value that a model hands to its layers, a :class:`Visibility`.
+Which keys a query may read is a value that a model hands to its layers, a :class:`AttentionMask`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairseq.modules.devices import is_cuda
 from fairseq.modules.dispatch import compiled, kernels
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
-from fairseq.modules.memory import LayerCache, Pieces, joined
+from fairseq.modules.memory import KVChunks, LayerCache, concat_chunks
 from fairseq.modules.norms import rms_norm
 from fairseq.modules.positions import rotated
 
@@ -32,7 +32,7 @@ _FEW = 8  # queries: without gradients the kernel, which arranges all keys, is f
 _BLOCK = 128  # queries and keys of a block of flex attention
 
 
-class Visibility(ABC):
+class AttentionMask(ABC):
     """The keys that each of T queries reads, of S; a memory's come first.
 
     Attributes:
@@ -51,7 +51,7 @@ class Visibility(ABC):
         mask = self.mask(queries, keys, device)
         return None if mask is None else _as_bias(mask, dtype)
 
-    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> AttentionMask:
         """Return this value with what kernels of the GPU *device* read in place of the
         mask; *blocks*: flex attention may be one of them.
 
@@ -61,7 +61,7 @@ class Visibility(ABC):
 
 
 @dataclass(frozen=True)
-class Causal(Visibility):
+class Causal(AttentionMask):
     """Each query reads its own position and those before it; the last query stands at the last key.
 
     Attributes:
@@ -92,7 +92,7 @@ class Causal(Visibility):
         mask = self.mask(queries, keys, device)
         return None if mask is None else self._shared((queries, keys, device, dtype), lambda: _as_bias(mask, dtype))
 
-    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> AttentionMask:
         if type(self) is not Causal or queries == 1:
             return self
         ahead, window = keys - queries, self.window
@@ -136,7 +136,7 @@ class CausalInDocuments(Causal):
 
         return self._shared((device,), make)
 
-    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> AttentionMask:
         if not blocks:
             return self
         window, positions = self.window, self.positions
@@ -148,7 +148,7 @@ class CausalInDocuments(Causal):
 
 
 @dataclass(frozen=True, eq=False)
-class Bidirectional(Visibility):
+class Bidirectional(AttentionMask):
     """Each query reads every key of its row that is not padding.
 
     A row of padding only reads itself: its output is unused, a softmax over no keys is NaN.
@@ -170,7 +170,7 @@ class Bidirectional(Visibility):
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         return self.read
 
-    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+    def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> AttentionMask:
         read = self.read
         if type(self) is not Bidirectional or read is None or not blocks:
             return self
@@ -278,7 +278,7 @@ class SelfAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         positions: Any = None,
-        visible: Visibility = CAUSAL,
+        visible: AttentionMask = CAUSAL,
         cache: LayerCache | None = None,
         past_length: int = 0,
     ) -> Tensor:
@@ -302,7 +302,7 @@ class SelfAttention(nn.Module):
         attended = self._attend(query, keys, values, positions, visible, cache)
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
-    def prepare(self, visible: Visibility, queries: int, keys: int, device: torch.device) -> Visibility:
+    def prepare(self, visible: AttentionMask, queries: int, keys: int, device: torch.device) -> AttentionMask:
         """Return *visible* with what attention on *device* reads in place of its mask."""
         # Elsewhere torch's functions would make a mask in each layer.
         if not is_cuda(device):
@@ -313,7 +313,13 @@ class SelfAttention(nn.Module):
         return visible.prepare(queries, keys, device, is_flexible)
 
     def _attend(
-        self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
+        self,
+        query: Tensor,
+        keys: KVChunks,
+        values: KVChunks,
+        positions: Any,
+        visible: AttentionMask,
+        cache: LayerCache | None,
     ) -> Tensor:
         """Weighted sums of values, [B, H, T, D], for what :meth:`_project` or *cache* gave."""
         if cache is not None and not isinstance(visible, Causal):
@@ -328,11 +334,11 @@ class SelfAttention(nn.Module):
 
     @torch.no_grad()
     def weights(
-        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
+        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: AttentionMask = CAUSAL
     ) -> Tensor:
         """Attention probabilities for the arguments of :meth:`forward`: [B, H, T, M + T]."""
         query, keys, _ = self._project(x, memory, positions)
-        query, key = self._normalize(query, joined(keys))
+        query, key = self._normalize(query, concat_chunks(keys))
         key = _repeated(key, self.num_heads) if self.kv_heads < self.num_heads else key
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
         bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
@@ -360,7 +366,7 @@ class SelfAttention(nn.Module):
         for room, projection in ((cache.keys, self.k_proj), (cache.values, self.v_proj)):
             room[:, :, : x.size(1)] = self._heads(projection(x.to(projection.weight.dtype)))
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Pieces, Pieces]:
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, KVChunks, KVChunks]:
         """Queries [B, H, T, D], keys and values of M + T positions, before norms."""
         # A restored memory may be of another precision.
         memory = None if memory is None else memory.to(x.dtype)
@@ -375,7 +381,7 @@ class SelfAttention(nn.Module):
         """The inputs of queries and keys: the segment [B, T, C] and the memory [B, M, C]."""
         return x, memory
 
-    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Pieces, Pieces]:
+    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, KVChunks, KVChunks]:
         """Queries of *x*, and all keys and values of *cache*, *x*'s included, before norms."""
         batch, tokens, _ = x.shape
         end = past_length + tokens
@@ -451,7 +457,7 @@ class RotaryAttention(SelfAttention):
         cache.rotation = positions
         return cache
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Pieces, Pieces]:
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, KVChunks, KVChunks]:
         if positions is None:
             raise ValueError("rotary attention needs the table of rotations of memory and segment")
         query, keys, values = super()._project(x, memory, positions)
@@ -473,7 +479,7 @@ class RotaryAttention(SelfAttention):
         return query, *keys
 
 
-def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
+def kernels_for(query: Tensor, keys: KVChunks, values: KVChunks, p: float, *by_distance: Tensor) -> Any:
     """The kernels in C if they compute this attention,
     with its other query and table; else None."""
     if p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
@@ -482,7 +488,9 @@ def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_dista
     return module if module is not None and module.computes(query, keys, values, p, *by_distance) else None
 
 
-def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
+def attend(
+    query: Tensor, keys: KVChunks, values: KVChunks, visible: AttentionMask = CAUSAL, dropout_p: float = 0.0
+) -> Tensor:
     """softmax(Q Kᵀ / √D) V over the visible keys.
 
     Shape: query [B, H, T, D]; keys and values [B, G, ·, D], each for H / G successive heads of
@@ -502,10 +510,10 @@ def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CA
             return _by_kernel(query, keys, values, visible, dropout_p)
         if dropout_p > 0.0 and not torch.compiler.is_compiling():
             return _by_products(query, keys, values, visible, dropout_p)  # torch's kernel has no dropout on CPUs
-    return _by_torch(query, joined(keys), joined(values), visible, dropout_p)
+    return _by_torch(query, concat_chunks(keys), concat_chunks(values), visible, dropout_p)
 
 
-def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
+def _by_kernel(query: Tensor, keys: KVChunks, values: KVChunks, visible: AttentionMask, dropout_p: float) -> Tensor:
     # The kernel skips the keys that are ahead of a query; documents hide others.
     causal = visible == CAUSAL or isinstance(visible, CausalInDocuments)
     bias = (
@@ -516,8 +524,8 @@ def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility,
     return compiled("attention").attention(query, keys, values, bias, dropout_p, causal)
 
 
-def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    key, value = joined(keys), joined(values)
+def _by_products(query: Tensor, keys: KVChunks, values: KVChunks, visible: AttentionMask, dropout_p: float) -> Tensor:
+    key, value = concat_chunks(keys), concat_chunks(values)
     bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
     bias = query.new_zeros(()) if bias is None else bias
     bias = bias.expand(*query.shape[:2], -1, -1).flatten(0, 1) if bias.dim() == 4 else bias
@@ -526,7 +534,7 @@ def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibilit
     return dropout(scores.softmax(-1), dropout_p).view(*query.shape[:3], -1) @ value
 
 
-def _by_torch(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dropout_p: float) -> Tensor:
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, visible: AttentionMask, dropout_p: float) -> Tensor:
     heads, queries, keys, fused = query.size(1), query.size(2), key.size(2), visible.fused
     if fused is not None and not isinstance(fused, Tensor):
         return _by_blocks(query, key, value, fused)

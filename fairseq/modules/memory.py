@@ -15,7 +15,7 @@ from fairseq.modules.positions import rotated
 Memory = list[Tensor]
 """For each layer, the input of its keys and values in earlier segments: [B, M, C], detached."""
 
-Pieces = Sequence[Tensor]
+KVChunks = Sequence[Tensor]
 """Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in
 all."""
 
@@ -198,6 +198,6 @@ def _selected(old: Tensor, rows: int, moved: Tensor, parents: Tensor, length: in
     return new
 
 
-def joined(pieces: Pieces) -> Tensor:
+def concat_chunks(chunks: KVChunks) -> Tensor:
     """Keys or values as one tensor, [B, H, S, D]."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=2)
+    return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks), dim=2)

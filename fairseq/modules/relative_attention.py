@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from fairseq.modules.attention import (
     CAUSAL,
+    AttentionMask,
     Causal,
     SelfAttention,
-    Visibility,
     kernels_for,
 )
 from fairseq.modules.dispatch import on_cpu
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
-from fairseq.modules.memory import LayerCache, Pieces, RelativeLayerCache, joined
+from fairseq.modules.memory import KVChunks, LayerCache, RelativeLayerCache, concat_chunks
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,17 @@ class DistanceAttention(SelfAttention):
     """Base of relative attention: queries and keys of content
     and of distance; linear maps without biases."""
 
-    def prepare(self, visible: Visibility, queries: int, keys: int, device: torch.device) -> Visibility:
+    def prepare(self, visible: AttentionMask, queries: int, keys: int, device: torch.device) -> AttentionMask:
         return visible  # the scores of distances hold what is hidden
 
     def _attend(
-        self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
+        self,
+        query: Tensor,
+        keys: KVChunks,
+        values: KVChunks,
+        positions: Any,
+        visible: AttentionMask,
+        cache: LayerCache | None,
     ) -> Tensor:
         if positions is None:
             raise ValueError("relative attention needs the positions of memory and segment")
@@ -93,7 +99,9 @@ class DistanceAttention(SelfAttention):
             )
             return attended
         bias = visible.bias(queries, count, query.device, query.dtype)
-        return attend_by_distance(content, distance, joined(keys), joined(values), distances, bias, dropout_p)
+        return attend_by_distance(
+            content, distance, concat_chunks(keys), concat_chunks(values), distances, bias, dropout_p
+        )
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
@@ -114,10 +122,10 @@ class DistanceAttention(SelfAttention):
 
     @torch.no_grad()
     def weights(
-        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
+        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: AttentionMask = CAUSAL
     ) -> Tensor:
         query, keys, _ = self._project(x, memory, positions)
-        key = joined(keys)
+        key = concat_chunks(keys)
         distances = self._distances(positions, key.size(2), x.dtype)
         bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
         by_distance = shift(_by_distance(self._distance_query(query, positions), distances), bias)
@@ -182,7 +190,7 @@ class RelativeAttention(DistanceAttention):
         x: Tensor,
         memory: Tensor | None = None,
         positions: RelativePositions | None = None,
-        visible: Visibility = CAUSAL,
+        visible: AttentionMask = CAUSAL,
     ) -> dict[str, Tensor]:
         """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; 0 for keys
         that are not seen.
@@ -192,7 +200,7 @@ class RelativeAttention(DistanceAttention):
         """
         assert positions is not None
         query, keys, _ = self._project(x, memory, positions)
-        key = joined(keys)
+        key = concat_chunks(keys)
         distances = self._distances(positions, key.size(2), x.dtype)
         zero = torch.zeros_like(query)
         mask = visible.mask(query.size(2), key.size(2), x.device)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
-from fairseq.modules.attention import CAUSAL, Visibility
+from fairseq.modules.attention import CAUSAL, AttentionMask
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.norms import layer_norm
 from fairseq.system.deferred import names_of
 
-Infuse = Callable[[Tensor], Tensor]
+EmbeddingHook = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the
 same shape."""
 
@@ -119,7 +119,7 @@ class TransformerLayer(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         positions: object = None,
-        visible: Visibility = CAUSAL,
+        visible: AttentionMask = CAUSAL,
         cache: LayerCache | None = None,
         past_length: int = 0,
         skip: bool = False,

@@ -10,7 +10,7 @@ import torch
 
 from fairseq.data.dataset import Sample
 from fairseq.data.masking import MaskedBlocks
-from fairseq.data.position import Layout
+from fairseq.data.position import EpochLayout
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.notes.spans import NoteSpans
 
@@ -90,7 +90,7 @@ class NotedExamples(Generic[B]):
         """The examples as in *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
 
-    def continuing(self: N, saved: Layout) -> N:
+    def continuing(self: N, saved: EpochLayout) -> N:
         """The examples in the order of a run that stored *saved*."""
         return self._with(self.blocks.continuing(saved))
 

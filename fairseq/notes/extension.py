@@ -134,8 +134,8 @@ class NotedModel(BaseFairseqModel):
                 "use the data folder it was trained with"
             )
 
-    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {**super().of_other_data(parameters), **self._of_other_words(parameters)}
+    def data_specific(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {**super().data_specific(parameters), **self._of_other_words(parameters)}
 
     def _of_other_words(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stored = parameters.get("notes.digest")
@@ -215,7 +215,7 @@ class Notes:
         give_notes(model, notes.name_words(words.words))
 
     @staticmethod
-    def finished(
+    def strip_for_inference(
         args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         if args.get(KEEP):
@@ -225,7 +225,7 @@ class Notes:
         return settings, without_notes(parameters)
 
     @staticmethod
-    def measured(args: Mapping[str, object]) -> Mapping[str, Any]:
+    def eval_overrides(args: Mapping[str, object]) -> Mapping[str, Any]:
         """*args* with a task that measures losses over rare words, also of models without notes, if
         they ask for it.
 

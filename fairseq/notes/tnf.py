@@ -68,7 +68,7 @@ class NotedEncoder(NotedModel):
         return {}
 
     @classmethod
-    def finished(
+    def strip_for_inference(
         cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Return settings and parameters of the encoder without notes, unless *args* keep them.

@@ -38,7 +38,7 @@ ROW_STEPS = "row_steps"
 RESET = "use another checkpoint or `reset_optimizer`"
 
 
-class ElementwiseOptimizer(torch.optim.Optimizer):
+class MultiTensorOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose update of all parameters is a handful of multi-tensor operations.
 
     Parameters of half precision (``--memory-efficient-fp16``) are updated in float32: their state
@@ -121,7 +121,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             grads = [p.grad.contiguous() for p in full if p.grad is not None]
             self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
         pieces = (piece for p in params if _is_copied(p) for piece in _pieces(p, self.state[p], self.sliceable))
-        for chunk in together(pieces, lambda piece: piece[0].numel(), CHUNK):
+        for chunk in fused_groups(pieces, lambda piece: piece[0].numel(), CHUNK):
             narrow = [piece[0] for piece in chunk]
             wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in chunk]
             self.update(group, wide, grads, [piece[2] for piece in chunk], factor)
@@ -166,7 +166,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                         raise UserError(f"checkpoint: its optimizer state lacks a valid {name} of a parameter; {RESET}")
 
 
-class CountingOptimizer(ElementwiseOptimizer):
+class CountingOptimizer(MultiTensorOptimizer):
     """A base of optimizers whose arithmetic depends on the number of a parameter's updates,
     ``step`` in its state.
 
@@ -220,7 +220,7 @@ def slices(tensor: Tensor) -> Iterator[Tensor]:
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
 
 
-def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> Iterator[list[T]]:
+def fused_groups(items: Iterable[T], numel: Callable[[T], int], largest: float) -> Iterator[list[T]]:
     """*items* in order, in lists of at most *largest* elements or one item, so that temporary
     tensors are small."""
     batch: list[T] = []
@@ -236,12 +236,12 @@ def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> I
 
 
 def buckets(tensors: Tensors, keys: Iterable[K], largest: float) -> Iterator[tuple[K, list[int]]]:
-    """Indices of *tensors* with equal *keys*, after their key; see :func:`together`."""
+    """Indices of *tensors* with equal *keys*, after their key; see :func:`fused_groups`."""
     members: dict[K, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         members[key].append(index)
     for key, indices in members.items():
-        for bucket in together(indices, lambda index: tensors[index].numel(), largest):
+        for bucket in fused_groups(indices, lambda index: tensors[index].numel(), largest):
             yield key, bucket
 
 

@@ -13,7 +13,7 @@ from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.config.shared import Part
 from fairseq.errors import SettingError, UserError, nearest
-from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
+from fairseq.optim.elementwise import MultiTensorOptimizer, scale_
 from fairseq.optim.groups import NO_DECAY
 
 
@@ -68,7 +68,7 @@ class FairseqOptimizer(Part):
     @property
     def updates_rows(self) -> bool:
         """True if sparse gradients update single rows of a table."""
-        none = ElementwiseOptimizer.update_rows
+        none = MultiTensorOptimizer.update_rows
         return getattr(type(self.optimizer), "update_rows", none) is not none
 
     @property
@@ -119,7 +119,7 @@ class FairseqOptimizer(Part):
         Our optimizers multiply gradients of half precision
         in float32, where small ones do not underflow.
         """
-        if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
+        if isinstance(self.optimizer, MultiTensorOptimizer) and type(self).step is FairseqOptimizer.step:
             self.optimizer.step(factor=factor)
         else:
             # A subclass that overrides step takes no factor.
@@ -153,7 +153,7 @@ class FairseqOptimizer(Part):
         # A state of another version or of fairseq lacks settings that are newer.
         groups = [{**mine, **stored} for mine, stored in zip(before, state["param_groups"], strict=True)]
         state = {**state, "param_groups": groups}
-        if isinstance(self.optimizer, ElementwiseOptimizer):
+        if isinstance(self.optimizer, MultiTensorOptimizer):
             self.optimizer.load_state_dict(state, adopt)
         else:
             self.optimizer.load_state_dict(state)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from fairseq.modules import devices
-from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
+from fairseq.optim.elementwise import Factor, Group, MultiTensorOptimizer, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.settings import AdagradConfig, NAGConfig, SGDConfig
 
@@ -20,7 +20,7 @@ LARGEST = torch.finfo(torch.float32).max
 LARGEST_CHANGE = 1e4
 
 
-class MomentumSGD(ElementwiseOptimizer):
+class MomentumSGD(MultiTensorOptimizer):
     """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf,
     as in :class:`torch.optim.SGD`, whose states it shares."""
 
@@ -61,7 +61,7 @@ class SGD(FairseqOptimizer):
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
 
-class NAG(ElementwiseOptimizer):
+class NAG(MultiTensorOptimizer):
     """Nesterov's momentum with the learning rate inside
     the buffer, which follows when the rate changes.
 

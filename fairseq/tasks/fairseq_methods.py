@@ -20,7 +20,7 @@ from fairseq.data import encoders
 from fairseq.data.data_utils import batch_by_size, filter_by_size, numpy_seed
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
-from fairseq.data.glue import Layout
+from fairseq.data.glue import TableLayout
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.errors import UserError
 from fairseq.system import deferred
@@ -63,15 +63,15 @@ class FairseqMethods:
         return {}
 
     @functools.cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """The classes or scores of a plug-in's task of sentences, for the criterion; AttributeError
         if it is none."""
         settings = self.settings.flat
         if "num_classes" not in settings:
             raise AttributeError(f"{type(self).__name__} has no classes")
         if settings.get("regression_target"):
-            return Layout((), labels=(), metrics=("pearson", "spearman"), scores=max(1, settings["num_classes"]))
-        return Layout((), labels=tuple(map(str, range(settings["num_classes"]))))
+            return TableLayout((), labels=(), metrics=("pearson", "spearman"), scores=max(1, settings["num_classes"]))
+        return TableLayout((), labels=tuple(map(str, range(settings["num_classes"]))))
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:

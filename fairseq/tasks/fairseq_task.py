@@ -21,7 +21,7 @@ from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, runs_model, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
-from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.iterator import EpochDatasets, EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -71,8 +71,8 @@ class Extension(Protocol):
     """Settings of the extension that change what a model computes, but not the names and shapes of
     its parameters."""
     loading_settings: ClassVar[tuple[str, ...]]
-    """Settings of how a checkpoint is used, which :meth:`finished` and :meth:`measured` read; none
-    stores them."""
+    """Settings of how a checkpoint is used, which :meth:`strip_for_inference` and
+    :meth:`eval_overrides` read; none stores them."""
     kinds: ClassVar[tuple[CarriedState, ...]]
     """Further kinds of state that a step hands to the next."""
     subsets: ClassVar[tuple[str, ...]]
@@ -83,14 +83,14 @@ class Extension(Protocol):
         """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
 
     @staticmethod
-    def finished(
+    def strip_for_inference(
         args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of a model that is used
         without the extension, unless *args* keep it."""
 
     @staticmethod
-    def measured(args: Mapping[str, object]) -> Mapping[str, Any]:
+    def eval_overrides(args: Mapping[str, object]) -> Mapping[str, Any]:
         """Settings of the task that evaluates a model with *args*, changed as these ask for."""
 
     def extend_dataset(
@@ -260,7 +260,7 @@ class FairseqTask(FairseqMethods, Part):
         cut those that are longer than *longest* tokens."""
         return self.dataset(split, training=training, folder=folder)
 
-    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
+    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
         """The dataset and sampler of each epoch; a single one is open."""
         folders = self.folders(training)
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
@@ -276,11 +276,11 @@ class FairseqTask(FairseqMethods, Part):
             return dataset, sampler
 
         if len(folders) == 1:
-            return Turns.of_one(*open_folder(folders[0]))
+            return EpochDatasets.of_one(*open_folder(folders[0]))
         # At the start for all folders: an error in the last one would show after days.
         for folder in folders:
             self.check_folder(split, folder)
-        return Turns([functools.partial(open_folder, folder) for folder in folders])
+        return EpochDatasets([functools.partial(open_folder, folder) for folder in folders])
 
     def batch_settings(self) -> dict[str, Any]:
         """Settings that determine the batches:

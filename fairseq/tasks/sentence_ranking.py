@@ -16,7 +16,7 @@ from fairseq.data import datasets
 from fairseq.data.block_datasets import load_indexed_dataset
 from fairseq.data.collated import CollatedDataset
 from fairseq.data.folders import data_folders, load_dictionary
-from fairseq.data.glue import Layout, label_of, read_lines
+from fairseq.data.glue import TableLayout, label_of, read_lines
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
@@ -86,7 +86,7 @@ class SentenceRankingTask(FairseqTask):
         Raises:
             UserError: there are too few or too many, or one is no number of an input.
         """
-        lines, layout = read_lines(path), Layout((), labels=tuple(map(str, range(self.cfg.num_classes))))
+        lines, layout = read_lines(path), TableLayout((), labels=tuple(map(str, range(self.cfg.num_classes))))
         if len(lines) != rows:
             raise UserError(f"{path}: {len(lines)} lines where the inputs have {rows}; give one label for each row")
         labels = (label_of(f"{path}: line {number}", line.strip(), layout) for number, line in enumerate(lines, 1))

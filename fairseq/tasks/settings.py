@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq.config.fields import Config, flag
 from fairseq.config.shared import BREAK_MODES
 from fairseq.criterions.settings import HEAD
-from fairseq.data.glue import Layout, labels_of, layout_of, split_file
+from fairseq.data.glue import TableLayout, labels_of, layout_of, split_file
 from fairseq.errors import SettingError, UserError
 from fairseq.modules import ACTIVATIONS
 
@@ -65,7 +65,7 @@ class SentencePredictionTaskConfig(Config):
     pooler_dropout: float = flag(0.0, "dropout of the classification head", low=0, below=1)
     pooler_activation_fn: str = flag("tanh", "activation of the classification head", choices=ACTIVATIONS)
 
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """Columns, labels and metrics.
 
         Raises:
@@ -78,7 +78,7 @@ class SentencePredictionTaskConfig(Config):
             raise UserError(f"`num_classes` {self.num_classes}: {kind}; give {layout.outputs}, or leave it out")
         return layout
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> TableLayout:
         if self.glue_task is not None:
             for name in ("labels", "regression_target", "sentence_pairs"):
                 if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
@@ -87,7 +87,7 @@ class SentencePredictionTaskConfig(Config):
                     )
             return layout_of(self.glue_task)
         if self.regression_target:
-            return Layout(
+            return TableLayout(
                 self._sentences(), labels=(), metrics=("pearson", "spearman"), scores=max(1, self.num_classes)
             )
         if self.labels is None and self.num_classes < 2:
@@ -97,7 +97,7 @@ class SentencePredictionTaskConfig(Config):
         labels = tuple(label.strip() for label in names.split(","))
         if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
             raise UserError(f"`labels` {self.labels}: expected two or more different classes, such as no,yes")
-        return Layout(self._sentences(), labels=labels)
+        return TableLayout(self._sentences(), labels=labels)
 
     def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
         """These settings with the classes of the training data in *folder*, unless known, and
@@ -117,7 +117,7 @@ class SentencePredictionTaskConfig(Config):
         if self.labels is not None or self.glue_task is not None or self.regression_target:
             return cfg
         check_sentences(folder)
-        layout = Layout(self._sentences())
+        layout = TableLayout(self._sentences())
         labels = classes_of(folder) if inputs else labels_of(split_file(folder, "train", layout), layout)
         return dataclasses.replace(cfg, labels=",".join(labels))
 

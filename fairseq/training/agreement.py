@@ -24,7 +24,9 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], counts: M
         return
     facts: dict[str, Any]
     try:
-        facts = {f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.facts().items()}
+        facts = {
+            f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.fingerprint().items()
+        }
         facts |= counts
     # Raised below on all processes: raised here, it would leave the others waiting.
     except UserError as error:

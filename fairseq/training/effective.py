@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import DICTIONARY, LAST
-from fairseq.config.fields import Config, settings_of, shown
+from fairseq.config.fields import Config, format_value, settings_of
 from fairseq.config.settings import RESETS, TrainingSettings
 from fairseq.config.settings_file import OUTPUTS
 from fairseq.system.files import atomic_file
@@ -40,7 +40,9 @@ def describe(settings: TrainingSettings) -> str:
     values = {
         n: value for n, value in plain_settings(settings).items() if type(value) in (int, float) or value not in empty
     }
-    return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])
+    return ", ".join(
+        [f"data={settings.data_path}", *(f"{name}={format_value(value)}" for name, value in values.items())]
+    )
 
 
 def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:

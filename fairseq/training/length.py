@@ -12,7 +12,7 @@ from fairseq.data.iterator import EpochIterator
 
 
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """The number of updates of a run that leaves it open, and what it follows from."""
 
     updates: int
@@ -28,7 +28,7 @@ def needs_length(settings: TrainingSettings) -> bool:
 
 def length_of(
     cfg: OptimizationConfig, batches: EpochIterator, done: int = 0, before: Mapping[str, Any] | None = None
-) -> Length:
+) -> RunLength:
     """The length of a run from the position of *batches* to the end of ``max_epoch`` epochs, or of
     one.
 
@@ -45,10 +45,10 @@ def length_of(
     epochs = cfg.max_epoch or before.get("epochs") or (1 if done else batches.epoch)
     basis: dict[str, Any] = {"batches": batches.counts(epochs), "update_freq": list(cfg.update_freq), "epochs": epochs}
     if basis.items() <= before.items():
-        return Length(updates=before["updates"], **basis)
+        return RunLength(updates=before["updates"], **basis)
     updates = done + updates_left(cfg, batches, epochs, basis["batches"])
     # Only a new optimizer after the last epoch has none left: it gets the schedule of a whole run.
-    return Length(updates=updates or sum(basis["batches"]), **basis)
+    return RunLength(updates=updates or sum(basis["batches"]), **basis)
 
 
 def updates_left(cfg: OptimizationConfig, batches: EpochIterator, epochs: int, counts: Sequence[int]) -> int:

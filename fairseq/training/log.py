@@ -16,7 +16,7 @@ from fairseq.config.settings import CheckpointConfig, OptimizationConfig, Traini
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.errors import counted
-from fairseq.logging.figures import Meter
+from fairseq.logging.figures import RunningSums
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record, recording
 from fairseq.system.terminal import duration, printable
@@ -37,7 +37,7 @@ class Clock:
         meters: the run's; what they hold already does not count as done since.
     """
 
-    def __init__(self, meters: Mapping[str, Meter]) -> None:
+    def __init__(self, meters: Mapping[str, RunningSums]) -> None:
         self.before = {name: (meter.tokens, meter.updates) for name, meter in meters.items()}
         self.start = self.last = time.perf_counter()
 
@@ -60,7 +60,7 @@ class Clock:
         self.start += passed
         self.last += passed
 
-    def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
+    def speeds(self, name: str, meter: RunningSums, seconds: float) -> dict[str, float]:
         """Tokens and updates a second that *meter*, called *name*,
         counted in *seconds*, without restored ones."""
         tokens, updates = self.before[name]
@@ -78,7 +78,7 @@ class RunLog:
         self.settings = settings
         self.is_first = world.is_first
         self.progress = RunProgress(0, 0)
-        self.shown: Meter | None = None  # what the loss in the bar was made of, in the present interval
+        self.shown: RunningSums | None = None  # what the loss in the bar was made of, in the present interval
         self._record: Record = lambda values, tag, step: None
 
     @contextlib.contextmanager

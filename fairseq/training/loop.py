@@ -36,10 +36,10 @@ from fairseq.training.build import build_state
 from fairseq.training.hooks import Hook, registered_hooks
 from fairseq.training.log import RunLog, describe_end, describe_interruption, validation_line
 from fairseq.training.milestones import Milestones
-from fairseq.training.nonfinite import FILE, Finding, NonFinite, check_weights
+from fairseq.training.nonfinite import FILE, NonFinite, NonFiniteReport, check_weights
 from fairseq.training.profiler import Profiler, parse_window
 from fairseq.training.saving import Saver
-from fairseq.training.state import Due, Requests, TrainingState
+from fairseq.training.state import PendingWork, Requests, TrainingState
 from fairseq.training.update import update
 from fairseq.training.validation import evaluate, raw_sizes, report_of, sample, text_writer
 
@@ -277,7 +277,7 @@ class Run:
         if batches.end_of_epoch:
             batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
-    def due(self, milestone: str) -> Due:
+    def due(self, milestone: str) -> PendingWork:
         """What is due after an update: at intervals of updates or epochs, and at the end of a run;
         by the text that was read, the checkpoint called *milestone*, if that is not empty."""
         state, saving, batches = self.state, self.saving, self.state.batches
@@ -295,9 +295,9 @@ class Run:
         # These weights were validated before an update that was skipped and ended the epoch.
         is_known = state.metric is not None
         validate = validate and bool(state.validation) and updates >= saving.validate_after_updates and not is_known
-        return Due(epoch, ended, validate, save, milestone)
+        return PendingWork(epoch, ended, validate, save, milestone)
 
-    def finish_update(self, due: Due) -> None:
+    def finish_update(self, due: PendingWork) -> None:
         """Do what is *due* after an update: validate, end the epoch if it is over, save, stop."""
         state, asked = self.state, self.state.requests
         stop, keeps = asked.stop, False
@@ -368,7 +368,7 @@ class Run:
             keeps = state.world.share(self.manager is not None and self.manager.is_among_best(state.metric))
         return keeps
 
-    def save(self, due: Due) -> None:
+    def save(self, due: PendingWork) -> None:
         """Save a checkpoint, on every process, under the names that :class:`CheckpointManager`
         gives to what is *due*.
 
@@ -393,7 +393,7 @@ class Run:
             self.saved_at = time.perf_counter()
             state.world.barrier()
 
-    def save_for_inspection(self, finding: Finding) -> None:
+    def save_for_inspection(self, finding: NonFiniteReport) -> None:
         """Save the state before an update that is not finite,
         and what is known of it, as ``nonfinite.pt``."""
         state = self.state

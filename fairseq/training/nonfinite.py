@@ -27,7 +27,7 @@ MOST_IDS = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class NonFiniteReport:
     """An update with a loss or gradients that are not finite.
 
     Attributes:
@@ -53,7 +53,7 @@ class NonFinite(UserError):
     *reason* says why it is one too many; empty if the first one is.
     """
 
-    def __init__(self, finding: Finding, reason: str, advice: str) -> None:
+    def __init__(self, finding: NonFiniteReport, reason: str, advice: str) -> None:
         super().__init__(f"{finding}{f' ({reason})' if reason else ''}; {advice}")
         self.finding = finding
 
@@ -65,7 +65,7 @@ class NonFiniteUpdates:
     allowed: int
     count: int = 0
 
-    def skip(self, finding: Finding) -> None:
+    def skip(self, finding: NonFiniteReport) -> None:
         """Count a skipped update; raise NonFinite if it is one too many."""
         self.count += 1
         if self.count > self.allowed:
@@ -74,7 +74,7 @@ class NonFiniteUpdates:
         logger.warning("%s; skipped %d of %d", finding, self.count, self.allowed)
 
 
-def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
+def check_scale(scaler: LossScaler, find: Callable[[], NonFiniteReport]) -> None:
     """Raise NonFinite if no other loss scale can help after an update that overflowed."""
     # The passes are repeated only for a message that ends the run: most overflows need no more than
     # a lower scale.
@@ -109,7 +109,7 @@ def find(
     precision: Precision,
     world: World,
     update: int,
-) -> Finding:
+) -> NonFiniteReport:
     """Return where an update that was not applied is not finite, the same on every rank.
 
     The weights are checked, then a second forward pass, without gradients, then the gradients.
@@ -125,7 +125,7 @@ def find(
     first = first or bad or next((f"the gradient of {name}" for name, grad in gradients if not _is_finite(grad)), None)
     gathered = world.gather((ids, first), everywhere=True)
     parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
-    return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else "")
+    return NonFiniteReport(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else "")
 
 
 def _second_pass(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.config.fields import differ, shown
+from fairseq.config.fields import format_value, values_differ
 from fairseq.config.settings import (
     CheckpointConfig,
     DistributedConfig,
@@ -127,7 +127,7 @@ def begin(state: TrainingState, origin: Origin) -> None:
     """Let *state* go on from *origin*, which gives its content away."""
     saved, origin.state = origin.state or {}, None
     match origin.kind:
-        case "checkpoint" if state.model.is_begun_by(saved["model"]):
+        case "checkpoint" if state.model.lacks_head(saved["model"]):
             if not state.settings.checkpoint.reset_optimizer:
                 advice = "`reset_optimizer` begins a new one with its weights"
                 raise UserError(f"{origin.source}: lacks the head of this model; {advice}")
@@ -179,7 +179,7 @@ def _differing(state: TrainingState, stored: Mapping[str, object]) -> str:
     # Lengths, which are the task's too, may change in a run.
     names = vars(settings.model).keys() - (vars(settings.task).keys() if settings.task is not None else ())
     sizes = {name: value for name, value in vars(settings.model).items() if name in names and type(value) is int}
-    others = [name for name, value in sizes.items() if differ(value, stored.get(name, value))]
+    others = [name for name, value in sizes.items() if values_differ(value, stored.get(name, value))]
     return "with " + ", ".join(f"`{name}` {_short(stored[name])}" for name in others[:3]) if others else ""
 
 
@@ -258,7 +258,7 @@ def log_differences(
     names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
     # A stored setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
-    changed = [name for name in names if differ(now[name], stored[name])]
+    changed = [name for name in names if values_differ(now[name], stored[name])]
     retained = [name for name in sorted(restored) if name not in changed]
     parts = []
     if changed:
@@ -289,7 +289,7 @@ def _of_stages(settings: TrainingSettings) -> set[str]:
 
 
 def _short(value: object) -> str:
-    return shown(value)[:LONGEST]
+    return format_value(value)[:LONGEST]
 
 
 def _is_flat(value: object) -> bool:

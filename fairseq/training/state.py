@@ -16,26 +16,26 @@ from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
 from fairseq.config import fields
-from fairseq.config.fields import differ, parse_dict, shown
+from fairseq.config.fields import format_value, parse_dict, values_differ
 from fairseq.config.settings import CheckpointConfig, MemoryConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.iterator import EpochIterator
-from fairseq.data.position import SavedBy
+from fairseq.data.position import CheckpointOrigin
 from fairseq.distributed import World
 from fairseq.errors import SettingError, UserError
-from fairseq.logging.figures import Meter
+from fairseq.logging.figures import RunningSums
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
-from fairseq.models.recipes import shortened
+from fairseq.models.recipes import fit_schedule
 from fairseq.modules import devices
 from fairseq.modules.precision import Precision
-from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.elementwise import MultiTensorOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.averaging import restore_weights, weight_average
 from fairseq.training.gradients import LossScaler
-from fairseq.training.length import Length, frequency, length_of, needs_length
+from fairseq.training.length import RunLength, frequency, length_of, needs_length
 from fairseq.training.nonfinite import NonFiniteUpdates
 from fairseq.training.parallel import data_parallel, optimizer_of
 from fairseq.training.stages import Stage
@@ -61,8 +61,9 @@ class Requests(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Due:
-    """What is left to do after an update: a checkpoint holds it if a signal left no time for it."""
+class PendingWork:
+    """Validation and saves still to do after the last update; a checkpoint stores them if a signal
+    left no time for them."""
 
     epoch: int  # of the update, from 1
     end_of_epoch: bool = False
@@ -134,7 +135,7 @@ class TrainingState:
         self.average = weight_average(self.cfg, self._trained())
         self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
         self.figures = task.figures(self.criterion)
-        self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
+        self.meters = {name: RunningSums(world.device) for name in ("train", "train_inner")}
         self._batches: EpochIterator | None = None
         self.validation: dict[str, EpochIterator] = {}
         self.num_updates = 0
@@ -150,9 +151,9 @@ class TrainingState:
         self.restored_position: Mapping[str, Any] = {"epoch": 1}
         self._measured: Mapping[str, Any] | None = None
 
-    due: Due | None
+    due: PendingWork | None
     end: str | None
-    length: Length | None
+    length: RunLength | None
 
     def plan(self, done: int = 0, before: Mapping[str, Any] | None = None, former: int = 0) -> None:
         """Make the schedule of a run whose length follows from its data, once their position is
@@ -169,7 +170,7 @@ class TrainingState:
             logger.info("training ends at update %d (was %d)", length.updates, former)
         changed, name = {}, "warmup_updates"
         if self.settings.origins.get(name) == f"recipe of {self.settings.chosen.arch}":
-            changed = shortened({name: self.settings.flat[name]}, length.updates)
+            changed = fit_schedule({name: self.settings.flat[name]}, length.updates)
         try:
             self.settings = self.settings.changed(max_update=length.updates, max_epoch=length.epochs, **changed)
             self.cfg = self.settings.optimization
@@ -414,14 +415,14 @@ class TrainingState:
         if not options.reset_dataloader:
             restore_random_states(extra.get("random"), self.world, source)
             if extra.get("due") and goes_on:
-                self.due = Due(**{name: extra["due"][name] for name in Due.__dataclass_fields__})
+                self.due = PendingWork(**{name: extra["due"][name] for name in PendingWork.__dataclass_fields__})
         self.task.load_carried(extra.get("carried") or {}, rows, self.world)
         return restored
 
     def _load_position(self, state: Mapping[str, Any], extra: Mapping[str, Any], source: str) -> int:
         """Go to the position of *state* in the data; return the rows whose memory fits."""
         length = self.task.batch_settings().get("tokens_per_sample")
-        saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
+        saved = CheckpointOrigin.of(state, length, self.stage.number if self.stage else None)
         signature = extra.get("batches") or {}
         try:
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
@@ -475,7 +476,7 @@ class TrainingState:
             convert_state(numbered, self.parameters, self.reducer.local_shard),
             parse_dict("`optimizer_overrides`", options.optimizer_overrides),
             # Only an optimizer of this package takes the argument.
-            **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
+            **({"adopt": adopt} if isinstance(self.optimizer.optimizer, MultiTensorOptimizer) else {}),
         )
         names: tuple[str, ...] = ()
         if not options.reset_lr_scheduler:
@@ -490,7 +491,9 @@ class TrainingState:
         stored_values = {name: value for name, value in (state.get("args") or {}).items() if name in names}
         in_force = {**self.optimizer.settings_in_force(), **stored_values}
         flat = self.settings.flat
-        restored = {name: value for name, value in in_force.items() if name in flat and differ(flat[name], value)}
+        restored = {
+            name: value for name, value in in_force.items() if name in flat and values_differ(flat[name], value)
+        }
         self.settings = self.settings.changed(**restored)
         self.found |= restored
         return restored
@@ -515,8 +518,10 @@ class TrainingState:
             names = now.keys() & former.keys()
             if before is not None and "valid_tokens" in before:  # neither fairseq's nor of 1.0
                 former, names = before, now.keys() | before.keys()
-            changed = [name for name in sorted(names) if differ(_if_on(now, name), _if_on(former, name))]
-            self.incomparable = ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(former.get(n))})" for n in changed)
+            changed = [name for name in sorted(names) if values_differ(_if_on(now, name), _if_on(former, name))]
+            self.incomparable = ", ".join(
+                f"`{n}` {format_value(now.get(n))} (was {format_value(former.get(n))})" for n in changed
+            )
         if self.incomparable:
             logger.info("best validation: starts anew, because it measures something else: %s", self.incomparable)
             return

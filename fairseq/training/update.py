@@ -119,7 +119,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
 def _skip(state: TrainingState, samples: Samples, carried: Carried, sums: NamedSums) -> None:
     """Handle an update of *samples* that is not finite: count it, or raise NonFinite."""
 
-    def find() -> nonfinite.Finding:
+    def find() -> nonfinite.NonFiniteReport:
         parameters = dict(state.reducer.named_parameters())
         finding = nonfinite.find(
             state.graph, state.task, samples, parameters, state.precision, state.world, state.num_updates + 1

@@ -13,7 +13,7 @@ from fairseq.distributed import World
 from fairseq.inference import Search, generator_of, stream
 from fairseq.inference.reader import Reader
 from fairseq.inference.text import never_written
-from fairseq.logging.figures import Figure, Meter, NamedSums
+from fairseq.logging.figures import Figure, NamedSums, RunningSums
 from fairseq.modules.precision import Precision
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.dictionary_digest import dictionary_of
@@ -26,7 +26,7 @@ SAMPLING = Search(30, top_k=40)
 """The text that a model writes after a validation."""
 
 
-def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> Meter:
+def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> RunningSums:
     """Return the sums over *batches* for the weights
     that a run validates and saves; see :func:`validate`."""
     with state.averaged():
@@ -39,7 +39,7 @@ def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> Meter:
 @torch.no_grad()
 def validate(
     graph: LossGraph, task: FairseqTask, batches: Iterable[Sample | None], precision: Precision, world: World
-) -> Meter:
+) -> RunningSums:
     """Return the sums over *batches* of one split, reduced over ranks.
 
     The state that training steps carry stays as it is: a validation begins with its own and drops
@@ -50,7 +50,7 @@ def validate(
         batches: this rank's batches, None for an empty one; equally many on every rank.
     """
     graph.eval()
-    meter = Meter(world.device)
+    meter = RunningSums(world.device)
     carried: Carried = {}
     for sample in batches:
         with precision.autocast(world.device):
@@ -78,7 +78,7 @@ def raw_sizes(validation: Mapping[str, EpochIterator], data_path: str) -> dict[s
     return found
 
 
-def report_of(meter: Meter, figures: Mapping[str, Figure], raw_size: tuple[int, int] | None) -> dict[str, float]:
+def report_of(meter: RunningSums, figures: Mapping[str, Figure], raw_size: tuple[int, int] | None) -> dict[str, float]:
     """Return the *figures* of a validation; where all tokens of a split of raw text were read, also
     bits per byte, ``bpb``."""
     report = meter.report(figures)

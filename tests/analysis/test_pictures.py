@@ -13,7 +13,7 @@ from fairseq.evaluation import report
 
 
 def test_the_perplexity_of_a_word_without_spaces_is_short() -> None:
-    assert [report.shown(value) for value in (27.526, 1234567.0, 2.0**724, float("inf"))] == [
+    assert [report.format_perplexity(value) for value in (27.526, 1234567.0, 2.0**724, float("inf"))] == [
         "27.53", "1234567.00", "8.83e+217", "inf",
     ]  # fmt: skip
 

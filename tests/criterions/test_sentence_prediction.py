@@ -16,7 +16,7 @@ from fairseq.criterions.sentence_prediction import SentencePredictionCriterion, 
 from fairseq.data.glue import GLUE, layout_of
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.logging.figures import Meter, NamedSums
+from fairseq.logging.figures import NamedSums, RunningSums
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def report(name: str, output: torch.Tensor, target: torch.Tensor, monkeypatch: p
     criterion = criterion_of(name)
     meters = []
     for part, labels in zip(output.chunk(2), target.chunk(2), strict=True):
-        meter = Meter(CPU)
+        meter = RunningSums(CPU)
         for logits, wanted in zip(part.split(13), labels.split(13), strict=True):
             sample = {"target": wanted, "nsentences": len(wanted), "ntokens": 5 * len(wanted)}
             _, size, log = criterion.compute_loss(None, (logits, {}), sample)

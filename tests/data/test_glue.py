@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sentences import write_tsv
 
-from fairseq.data.glue import GLUE, Layout, labels_of, layout_of, read_examples, split_file
+from fairseq.data.glue import GLUE, TableLayout, labels_of, layout_of, read_examples, split_file
 from fairseq.errors import UserError
 
 # A header and a training row of each task's published files, with what is read from the row.
@@ -107,4 +107,4 @@ def test_classes_of_a_table_are_in_one_order_in_every_process(tmp_path: Path) ->
     labels = ["10", "2", "01", "1", "+1", "1.0", "001", "1.00"]
     path = tmp_path / "train.tsv"
     path.write_text("sentence\tlabel\n" + "".join(f"text\t{label}\n" for label in labels))
-    assert labels_of(path, Layout(("sentence",))) == ["+1", "001", "01", "1", "1.0", "1.00", "2", "10"]
+    assert labels_of(path, TableLayout(("sentence",))) == ["+1", "001", "01", "1", "1.0", "1.00", "2", "10"]

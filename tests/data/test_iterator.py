@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistakes import user_error
 
-from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.iterator import EpochDatasets, EpochIterator
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -50,7 +50,7 @@ def batches_threads() -> int:
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_epochs_are_the_samplers_batches_with_their_tokens(kind: str, prefetch: int) -> None:
-    iterator = EpochIterator(Turns.of_one(BLOCKS, sampler(kind)), prefetch=prefetch)
+    iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler(kind)), prefetch=prefetch)
     expected = [BLOCKS.batch(indices) for epoch in (1, 2) for indices in sampler(kind).epoch(epoch)]
     found = [sample for _ in range(2) for sample in iterator]
     assert len(found) == 2 * len(iterator) == len(expected)
@@ -73,16 +73,16 @@ def test_stopping_anywhere_and_resuming_gives_the_remaining_batches(
     kind: str, stop: int, prefetch: int, world: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world - 1))
-    whole = EpochIterator(Turns.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=0)
+    whole = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=0)
     expected = [ids(sample) for _ in range(3) for sample in whole]
-    stopped = EpochIterator(Turns.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=prefetch)
+    stopped = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=prefetch)
     found: list[list[int]] = []
     while len(found) < stop:
         for sample in stopped:
             found.append(ids(sample))
             if len(found) == stop:
                 break
-    resumed = EpochIterator(Turns.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=prefetch)
+    resumed = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=prefetch)
     resumed.load_state_dict(stopped.state_dict())
     while resumed.epoch <= 3:
         found += [ids(sample) for sample in resumed]
@@ -96,7 +96,7 @@ def test_every_block_once_an_epoch_over_all_ranks(kind: str, world: int, epoch: 
     seen: list[int] = []
     lengths = set()
     for rank in range(world):
-        iterator = EpochIterator(Turns.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=0)
+        iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler(kind, rank, world)), prefetch=0)
         iterator.load_state_dict({"epoch": epoch, "iterations_in_epoch": 0})
         batches = list(iterator)
         lengths.add(len(batches))
@@ -112,7 +112,7 @@ def test_the_place_counts_what_was_yielded_not_what_was_prepared() -> None:
         prepared.append(sample["id"][0].item())
         return sample
 
-    iterator = EpochIterator(Turns.of_one(BLOCKS, sampler("shuffled")), prepare=prepare, prefetch=4)
+    iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("shuffled")), prepare=prepare, prefetch=4)
     batches = iter(iterator)
     next(batches)
     deadline = time.monotonic() + runs.TIMEOUT
@@ -138,7 +138,7 @@ def test_no_more_batches_are_prepared_than_asked_for(prefetch: int) -> None:
             overrun.set()
         return sample
 
-    batches = iter(EpochIterator(Turns.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch))
+    batches = iter(EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch))
     next(batches)
     assert full.wait(runs.TIMEOUT)
     assert not overrun.wait(0.2), "the queue is full"
@@ -146,7 +146,7 @@ def test_no_more_batches_are_prepared_than_asked_for(prefetch: int) -> None:
 
 
 def test_the_epoch_ends_when_more_is_asked_for() -> None:
-    iterator = EpochIterator(Turns.of_one(BLOCKS, sampler("streams")))
+    iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")))
     batches = iter(iterator)
     for _ in range(len(iterator)):
         assert not iterator.end_of_epoch
@@ -156,13 +156,13 @@ def test_the_epoch_ends_when_more_is_asked_for() -> None:
     with pytest.raises(StopIteration):
         next(batches)
     assert not iterator.end_of_epoch and (iterator.epoch, iterator.iterations_in_epoch) == (2, 0)
-    resumed = EpochIterator(Turns.of_one(BLOCKS, sampler("streams")))
+    resumed = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")))
     resumed.load_state_dict(state)
     assert (resumed.epoch, resumed.iterations_in_epoch) == (2, 0)
 
 
 def test_a_place_behind_the_end_is_the_next_epochs_start() -> None:
-    iterator = EpochIterator(Turns.of_one(BLOCKS, sampler("streams")))
+    iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")))
     iterator.load_state_dict({"version": 1, "epoch": 4, "iterations_in_epoch": 131, "shuffle": True})
     assert (iterator.epoch, iterator.iterations_in_epoch) == (5, 0)
 
@@ -170,13 +170,13 @@ def test_a_place_behind_the_end_is_the_next_epochs_start() -> None:
 @pytest.mark.parametrize("state", [{}, {"epoch": "two"}, {"epoch": 2, "iterations_in_epoch": -1}, {"epoch": None}])
 def test_a_state_that_is_no_place_is_refused(state: dict[str, Any]) -> None:
     with user_error("--reset-dataloader"):
-        EpochIterator(Turns.of_one(BLOCKS, sampler("streams"))).load_state_dict(state)
+        EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams"))).load_state_dict(state)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_prepare_is_told_the_epoch_of_the_batch(prefetch: int) -> None:
     iterator = EpochIterator(
-        Turns.of_one(BLOCKS, sampler("streams")),
+        EpochDatasets.of_one(BLOCKS, sampler("streams")),
         prepare=lambda sample, epoch: sample | {"epoch": epoch},
         prefetch=prefetch,
     )
@@ -186,7 +186,9 @@ def test_prepare_is_told_the_epoch_of_the_batch(prefetch: int) -> None:
 
 def test_an_empty_batch_is_none_and_not_prepared() -> None:
     last = StreamSampler(21, 2, rank=5, world_size=6)
-    found = list(EpochIterator(Turns.of_one(BLOCKS, last), prepare=lambda sample, epoch: sample | {"seen": True}))
+    found = list(
+        EpochIterator(EpochDatasets.of_one(BLOCKS, last), prepare=lambda sample, epoch: sample | {"seen": True})
+    )
     assert [ids(sample) for sample in found] == [list(batch) for batch in last.epoch(1)]
     assert found[-1] is None
 
@@ -196,7 +198,7 @@ def test_prepare_runs_in_the_background_only_when_prefetching(prefetch: int) -> 
     def prepare(sample: dict[str, Any], epoch: int) -> dict[str, Any]:
         return sample | {"thread": threading.current_thread().name}
 
-    iterator = EpochIterator(Turns.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch)
+    iterator = EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch)
     names = {sample["thread"] for sample in iterator if sample}
     assert names == ({"batches_0"} if prefetch else {threading.current_thread().name})
 
@@ -210,7 +212,9 @@ def test_an_exception_in_prepare_reaches_the_consumer_after_the_batches_before_i
 
     before = []
     with pytest.raises(UserError, match="broken"):
-        for sample in EpochIterator(Turns.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch):
+        for sample in EpochIterator(
+            EpochDatasets.of_one(BLOCKS, sampler("streams")), prepare=prepare, prefetch=prefetch
+        ):
             before.append(ids(sample))
     assert before == [[0, 11], [1, 12], [2, 13], [3, 14]]
     assert batches_threads() == 0
@@ -218,7 +222,7 @@ def test_an_exception_in_prepare_reaches_the_consumer_after_the_batches_before_i
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_the_thread_ends_when_the_consumer_stops_early(taken: int) -> None:
-    batches = iter(EpochIterator(Turns.of_one(BLOCKS, sampler("streams")), prefetch=2))
+    batches = iter(EpochIterator(EpochDatasets.of_one(BLOCKS, sampler("streams")), prefetch=2))
     for _ in range(taken):
         next(batches)
     assert batches_threads() == (1 if taken else 0)
@@ -229,7 +233,9 @@ def test_the_thread_ends_when_the_consumer_stops_early(taken: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
     iterator = EpochIterator(
-        Turns.of_one(BLOCKS, sampler("streams")), prepare=lambda s, epoch: s | {"more": [s["id"] + 1]}, device="cuda"
+        EpochDatasets.of_one(BLOCKS, sampler("streams")),
+        prepare=lambda s, epoch: s | {"more": [s["id"] + 1]},
+        device="cuda",
     )
     for sample, indices in zip(iterator, sampler("streams").epoch(1), strict=True):
         assert sample is not None

@@ -14,7 +14,7 @@ from mistakes import user_error
 from small_runs import FIVE
 from user_folders import user_folder
 
-from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.iterator import EpochDatasets, EpochIterator
 from fairseq.data.mixture import Mixture
 from fairseq.data.samplers import Batching
 from fairseq.data.token_blocks import TokenBlocks
@@ -48,7 +48,7 @@ def epochs(
     batch."""
     dataset = mixture()
     batching = Batching(None, rows // world, seed=3, rank=rank, world_size=world)
-    iterator = EpochIterator(Turns.of_one(dataset, batching.blocks(dataset.sizes, by_size=False)), prefetch=0)
+    iterator = EpochIterator(EpochDatasets.of_one(dataset, batching.blocks(dataset.sizes, by_size=False)), prefetch=0)
     if state is not None:
         iterator.load_state_dict(state)
     batches, states = [], []

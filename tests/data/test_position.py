@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mistakes import user_error
 
-from fairseq.data.iterator import EpochIterator, Turns
-from fairseq.data.position import FAIRSEQ, SavedBy
+from fairseq.data.iterator import EpochDatasets, EpochIterator
+from fairseq.data.position import FAIRSEQ, CheckpointOrigin
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -47,7 +47,8 @@ def streams(data: TokenBlocks, rows: int, rank: int, world: int) -> Sampler:
 
 def iterators(data: TokenBlocks, kind: Any, rows: int, world: int, **how: Any) -> list[EpochIterator]:
     return [
-        EpochIterator(Turns.of_one(data, kind(data, rows, rank, world, **how)), prefetch=0) for rank in range(world)
+        EpochIterator(EpochDatasets.of_one(data, kind(data, rows, rank, world, **how)), prefetch=0)
+        for rank in range(world)
     ]
 
 
@@ -185,7 +186,7 @@ def test_batches_that_are_not_there_are_refused(after: Any, message: str) -> Non
     before = iterators(data, shuffled, 3, 1, **CUT)
     read(before, 5)
     with user_error(message):
-        EpochIterator(Turns.of_one(data, after(data))).load_state_dict(before[0].state_dict())
+        EpochIterator(EpochDatasets.of_one(data, after(data))).load_state_dict(before[0].state_dict())
 
 
 def test_data_of_another_length_is_refused() -> None:
@@ -198,12 +199,14 @@ def test_data_of_another_length_is_refused() -> None:
 def test_who_saved_a_checkpoint_is_seen_from_its_content() -> None:
     signature = {"batches": 9, "tokens_per_sample": 16, "memory_length": 0, "processes": 2}
     state: dict[str, Any] = {"args": {"distributed_world_size": 1}, "extra_state": {"batches": signature}}
-    assert SavedBy.of(state, 16) == SavedBy(same_length=True)
-    assert SavedBy.of(state, 32) == SavedBy(same_length=False)
-    assert SavedBy.of(state, 16, 2) == SavedBy(same_length=True), "its stage is not known"
+    assert CheckpointOrigin.of(state, 16) == CheckpointOrigin(same_length=True)
+    assert CheckpointOrigin.of(state, 32) == CheckpointOrigin(same_length=False)
+    assert CheckpointOrigin.of(state, 16, 2) == CheckpointOrigin(same_length=True), "its stage is not known"
     state["extra_state"]["stage"] = {"number": 1}
-    assert [SavedBy.of(state, 16, stage).same_length for stage in (None, 1, 2)] == [True, True, False]
-    assert SavedBy.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == SavedBy(processes=4)
+    assert [CheckpointOrigin.of(state, 16, stage).same_length for stage in (None, 1, 2)] == [True, True, False]
+    assert CheckpointOrigin.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == CheckpointOrigin(
+        processes=4
+    )
 
 
 def fairseq_order(sizes: list[int], kept: list[int], seed: int, most: int) -> list[list[int]]:
@@ -244,19 +247,19 @@ def test_fairseqs_order_is_that_of_its_rules(
 
 
 def test_a_run_of_fairseq_is_continued_after_the_batches_of_its_processes() -> None:
-    iterator = EpochIterator(Turns.of_one(dataset(1200), shuffled(dataset(1200), 3, 0, 4)))
-    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": 20}, SavedBy(processes=4))
+    iterator = EpochIterator(EpochDatasets.of_one(dataset(1200), shuffled(dataset(1200), 3, 0, 4)))
+    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": 20}, CheckpointOrigin(processes=4))
     assert (iterator.epoch, iterator.read) == (1, 80)
 
 
 def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> None:
     data = dataset(60)
-    began = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
-    began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, SavedBy())
+    began = EpochIterator(EpochDatasets.of_one(data, shuffled(data, 3, 0, 1)))
+    began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, CheckpointOrigin())
     state = began.state_dict()
     assert state["read"]["order"] == "fairseq"
-    again = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
-    again.load_state_dict(state, SavedBy())
+    again = EpochIterator(EpochDatasets.of_one(data, shuffled(data, 3, 0, 1)))
+    again.load_state_dict(state, CheckpointOrigin())
     expected = fairseq_order([5] * 60, list(range(60)), 3, 15)
     np.random.RandomState(4).shuffle(expected)
     assert read([again]) == read([began]) == sum(expected[4:], [])
@@ -271,8 +274,8 @@ def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> No
     state = runs_of[16][0].state_dict()
     assert state["read"]["block_size"] == 9
     with pytest.raises(UserError, match="its batches were cut otherwise"):
-        runs_of[32][0].load_state_dict(state, SavedBy(same_length=True))
-    runs_of[32][0].load_state_dict(state, SavedBy(same_length=False))
+        runs_of[32][0].load_state_dict(state, CheckpointOrigin(same_length=True))
+    runs_of[32][0].load_state_dict(state, CheckpointOrigin(same_length=False))
     share = 6 / len(runs_of[16][0])
     assert runs_of[32][0].iterations_in_epoch == int(share * len(runs_of[32][0]))
 

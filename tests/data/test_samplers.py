@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mistakes import user_error
 
-from fairseq.data.position import Layout
+from fairseq.data.position import EpochLayout
 from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
 
 worlds = st.integers(1, 5)
@@ -93,12 +93,12 @@ def test_order_is_that_of_seed_and_epoch_0_up_to_the_curriculum_then_of_seed_and
 
 def test_a_run_of_1_0_keeps_its_order() -> None:
     """It adds seed and epoch, and cuts blocks of many sizes into batches, which it permutes."""
-    saved = Layout("blocks", 20, 20, 1, 8, seed=7)
+    saved = EpochLayout("blocks", 20, 20, 1, 8, seed=7)
     sampler = uniform(20, 20, seed=7, curriculum=2).continuing(saved)
     former = [np.random.RandomState(seed).permutation(20).tolist() for seed in (7, 10, 11)]
     assert [read(sampler, epoch) for epoch in (2, 3, 4)] == [[order] for order in former]
     assert sampler.layout == saved
-    cut = by_size(list(range(1, 21)), batch_size=4, seed=7).continuing(Layout("batches", 5, 1, 1, 20, seed=7))
+    cut = by_size(list(range(1, 21)), batch_size=4, seed=7).continuing(EpochLayout("batches", 5, 1, 1, 20, seed=7))
     order = np.random.RandomState(7 + 3).permutation(5)
     assert read(cut, 3) == [[4 * batch + row for row in range(4)] for batch in order]
 

@@ -16,8 +16,8 @@ from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.iterator import EpochIterator, Turns
-from fairseq.data.position import SEQUENCE, Layout, order_generator
+from fairseq.data.iterator import EpochDatasets, EpochIterator
+from fairseq.data.position import SEQUENCE, EpochLayout, order_generator
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import ShuffledLines, TokenBlocks
 from fairseq.tasks import setup_task
@@ -53,7 +53,7 @@ def iterator(kind: str, *, seed: int | None = 3, rank: int = 0, world: int = 1, 
         sampler = StreamSampler(len(blocks), rows, rank=rank, world_size=world)
     else:
         sampler = BlockSampler(blocks.sizes, Batching(None, rows, rank=rank, world_size=world), by_size=False)
-    return EpochIterator(Turns.of_one(blocks, sampler), prefetch=0)
+    return EpochIterator(EpochDatasets.of_one(blocks, sampler), prefetch=0)
 
 
 def rows_of(samples: list[Any]) -> dict[int, tuple[list[int], list[int]]]:
@@ -147,7 +147,9 @@ def test_each_seed_and_epoch_has_an_order_of_its_own() -> None:
 
 def test_a_run_of_1_0_keeps_its_order() -> None:
     """Its lines are permuted by the sum of seed and epoch."""
-    blocks = TokenBlocks(CORPUS, 7, "none", pad=PAD, eos=EOS, shuffle_lines=3).continuing(Layout("streams", 1, 1, 1, 7))
+    blocks = TokenBlocks(CORPUS, 7, "none", pad=PAD, eos=EOS, shuffle_lines=3).continuing(
+        EpochLayout("streams", 1, 1, 1, 7)
+    )
     found = lines_of(text([blocks.at_epoch(2).batch(np.arange(len(blocks)))]))
     assert found == [CORPUS.lines()[line] for line in np.random.RandomState(3 + 2).permutation(60)]
 

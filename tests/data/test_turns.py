@@ -15,7 +15,7 @@ import pytest
 import runs
 
 from fairseq.data import folders
-from fairseq.data.iterator import EpochIterator, Turn, Turns
+from fairseq.data.iterator import EpochData, EpochDatasets, EpochIterator
 from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -43,7 +43,7 @@ class Opener:
         self.failures = 0
         self.opened: list[weakref.ref[TokenBlocks]] = []
 
-    def __call__(self) -> Turn:
+    def __call__(self) -> EpochData:
         self.threads.append(threading.current_thread().name)
         if self.failures:
             self.failures -= 1
@@ -59,7 +59,7 @@ def tokens(iterator: EpochIterator) -> list[int]:
 
 def test_each_epoch_reads_its_folder_and_the_next_is_opened_meanwhile() -> None:
     openers = [Opener(token) for token in (10, 11, 12)]
-    iterator = EpochIterator(Turns(openers), prefetch=0)
+    iterator = EpochIterator(EpochDatasets(openers), prefetch=0)
     assert not any(opener.threads for opener in openers), "nothing is opened before it is needed"
     iterator.open()
     assert [len(opener.threads) for opener in openers] == [1, 0, 0]
@@ -76,12 +76,12 @@ def test_each_epoch_reads_its_folder_and_the_next_is_opened_meanwhile() -> None:
 @pytest.mark.parametrize("epoch, read", [(1, 0), (3, 0), (3, 5), (5, 7), (6, 11)])
 def test_resuming_opens_the_folder_of_the_epoch_only_and_reads_the_rest(epoch: int, read: int) -> None:
     openers = [Opener(token) for token in (10, 11, 12)]
-    whole = EpochIterator(Turns([Opener(token) for token in (10, 11, 12)]), prefetch=0)
+    whole = EpochIterator(EpochDatasets([Opener(token) for token in (10, 11, 12)]), prefetch=0)
     whole.load_state_dict({"epoch": epoch, "iterations_in_epoch": 0})
     batches = iter(whole)
     for _ in range(read):
         next(batches)
-    resumed = EpochIterator(Turns(openers), prefetch=0)
+    resumed = EpochIterator(EpochDatasets(openers), prefetch=0)
     resumed.load_state_dict(whole.state_dict())
     resumed.open()
     assert [len(opener.threads) for opener in openers] == [int(n == (epoch - 1) % 3) for n in range(3)]
@@ -91,7 +91,7 @@ def test_resuming_opens_the_folder_of_the_epoch_only_and_reads_the_rest(epoch: i
 
 def test_the_end_of_an_epoch_opens_nothing_by_itself() -> None:
     openers = [Opener(token) for token in (10, 11)]
-    iterator = EpochIterator(Turns(openers), prefetch=0)
+    iterator = EpochIterator(EpochDatasets(openers), prefetch=0)
     iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
     assert (iterator.iterations_in_epoch, iterator.end_of_epoch) == (0, False)
     assert not any(opener.threads for opener in openers)
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_opened_meanwhile_is_tried_again_when_its_epoch_
 ) -> None:
     openers = [Opener(10), Opener(11)]
     openers[1].failures = 1
-    iterator = EpochIterator(Turns(openers), prefetch=0)
+    iterator = EpochIterator(EpochDatasets(openers), prefetch=0)
     with caplog.at_level(logging.WARNING):
         assert tokens(iterator) == [10] * 10
         assert tokens(iterator) == [11] * 11
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_opened_meanwhile_is_tried_again_when_its_epoch_
 
 def test_closing_waits_for_what_is_being_opened_and_drops_it() -> None:
     openers = [Opener(10), Opener(11)]
-    turns = Turns(openers)
+    turns = EpochDatasets(openers)
     turns.of(1)
     turns.open_next(1)
     turns.close()

@@ -117,7 +117,7 @@ def compared(*ranks: tuple[int, dict[str, dict[str, Any]]]) -> list[str]:
 
     def check(world: World) -> None:
         updates, splits = ranks[world.rank]
-        data: Any = {split: SimpleNamespace(facts=lambda facts=facts: facts) for split, facts in splits.items()}
+        data: Any = {split: SimpleNamespace(fingerprint=lambda facts=facts: facts) for split, facts in splits.items()}
         check_agreement(world, data, {"updates so far": updates})
 
     answers = in_threads(check, len(ranks))
@@ -158,7 +158,7 @@ def test_data_that_cannot_be_read_end_all_ranks_with_the_reason() -> None:
 
     def check(world: World) -> None:
         facts = unreadable if world.rank in failing else dict
-        data: Any = {"train": SimpleNamespace(facts=facts)}
+        data: Any = {"train": SimpleNamespace(fingerprint=facts)}
         check_agreement(world, data, {})
 
     failing = {1}

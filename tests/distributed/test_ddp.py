@@ -15,7 +15,7 @@ from ranks import on_ranks
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, World
-from fairseq.logging.figures import Meter
+from fairseq.logging.figures import RunningSums
 from fairseq.training import loop, train
 
 BACKENDS = ["c10d", "pytorch_ddp", "no_c10d", "legacy_ddp"]
@@ -286,7 +286,7 @@ def collectives(world: World, folder: Path) -> tuple[list[str], list[str]]:
         starts.append(len(calls))
         return update(*args)
 
-    def validated(*args: Any) -> Meter:
+    def validated(*args: Any) -> RunningSums:
         before = len(calls)
         meter = evaluate(*args)
         in_validation.extend(calls[before:])

@@ -64,7 +64,7 @@ def test_two_processes_give_the_result_of_one(models: dict[str, Path], tmp_path:
 def test_two_processes_give_the_pseudo_likelihoods_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, found = noted.corpus(tmp_path), []
     path = runs.saved(tmp_path / "model.pt", noted.ELECTRA, data=data)
-    monkeypatch.setattr(pseudo_likelihood, "TOGETHER", 20)  # several parts; commands are forks of this process
+    monkeypatch.setattr(pseudo_likelihood, "SORTED_TOKENS", 20)  # several parts; commands are forks of this process
     for out in (tmp_path / "one", tmp_path / "two"):
         words = runs.words(data, "--cpu --gen-subset valid --by-frequency --path", path)
         words += runs.words("--save-token-scores", out / "scores.npz", "--results-path", out)

@@ -52,7 +52,7 @@ def test_the_head_reads_the_state_of_the_last_token_whatever_follows_it(kind: st
         classifier = SentenceModel(model, "head", 3).eval()
         logits, _ = classifier(torch.tensor([rows[0], [*rows[1], 1, 1, 1]]))
         torch.testing.assert_close(logits, classifier.classification_heads["head"](states), atol=1e-5, rtol=1e-4)
-    classifier.check_start(parameters, "")
+    classifier.check_init(parameters, "")
     left = {name.split(".")[1] for name in classifier.upgrade_state_dict(parameters)}
     assert not left & {"adaptive_softmax", "output_projection"}
 

@@ -91,7 +91,7 @@ def test_corpus_has_the_scores_of_its_lines_whole_in_shards_and_in_parts(
     ids = [[words.index(symbol) for symbol in line.split()] for line in lines]
     want = torch.cat(scorer.score(ids)).numpy()
     for together in (1, 4, 4096):
-        monkeypatch.setattr(pseudo_likelihood, "TOGETHER", together)
+        monkeypatch.setattr(pseudo_likelihood, "SORTED_TOKENS", together)
         found = scorer.score_corpus(corpus)
         np.testing.assert_allclose(found.lprobs, want, atol=1e-6)
         assert found.tokens.tolist() == [token for line in ids for token in line]

@@ -24,7 +24,7 @@ from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, LoggingSums
 from fairseq.logging import metrics
-from fairseq.logging.figures import Meter, NamedSums
+from fairseq.logging.figures import NamedSums, RunningSums
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
 
@@ -417,7 +417,7 @@ def test_names_that_differ_between_processes_and_batches_stay_apart() -> None:
 
     task = SimpleNamespace(reduce_metrics=reduce)
     graph = SimpleNamespace(task=task, criterion=None, training=True)
-    meter = Meter(torch.device("cpu"))
+    meter = RunningSums(torch.device("cpu"))
     meter.add(_sums({"even": 1}, graph).gathered(_first_of_two((({"odd": 100},),))))
     meter.add(_sums({"odd": 10}, graph).gathered(_first_of_two((({"odd": 50},),))))
     report = meter.report(LoggedFigures())

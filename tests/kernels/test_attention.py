@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq.kernels import attention as kernel
 from fairseq.modules import dispatch
-from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility, attend, joined
+from fairseq.modules.attention import CAUSAL, AttentionMask, Bidirectional, Causal, attend, concat_chunks
 from fairseq.modules.relative_attention import (
     Distances,
     RelativeAttention,
@@ -72,7 +72,8 @@ def attend_relative(
         assert kernel.computes(content, keys, values, p, distance, table)
         return kernel.relative_attention(content, distance, keys, values, table, bias, p)
     hidden = CAUSAL.bias(content.size(2), table.size(1), content.device, content.dtype) if bias is None else bias
-    return attend_by_distance(content, distance, joined(keys), joined(values), Distances(table), hidden, p)
+    joined = concat_chunks(keys), concat_chunks(values)
+    return attend_by_distance(content, distance, *joined, Distances(table), hidden, p)
 
 
 def pieces(x: Tensor, memory: int) -> list[Tensor]:
@@ -110,7 +111,7 @@ def test_attention_and_its_gradients_are_those_of_torch_in_float64(shape: tuple[
 def check_attention(shape: tuple[int, ...], kind: str, p: float, dtype: torch.dtype) -> None:
     rows, heads, queries, keys, dim, memory = shape
     lengths = torch.tensor([keys - keys // 4, keys - keys // 8, keys])[:rows, None]
-    seen: Visibility = {
+    seen: AttentionMask = {
         "causal": CAUSAL,
         "window": Causal(window=3),
         "padding": Bidirectional(torch.arange(keys) >= lengths),
@@ -424,7 +425,7 @@ def test_without_gradients_attention_has_the_same_numbers_and_masks(queries: int
 
 
 @dataclass(frozen=True)
-class Unread(Visibility):
+class Unread(AttentionMask):
     """The third query reads no key."""
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq.kernels import attention as kernel
 from fairseq.modules import dispatch
-from fairseq.modules.attention import Visibility, attend
+from fairseq.modules.attention import AttentionMask, attend
 
 SOURCE = Path(kernel.__file__).with_name("attention.c")
 
@@ -94,7 +94,7 @@ def test_probabilities_are_written_where_something_is_trained(trains: bool, monk
     assert written == ([] if dispatch.compiled("attention") is None else [trains])
 
 
-class Learned(Visibility):
+class Learned(AttentionMask):
     """A bias that is trained."""
 
     def __init__(self) -> None:

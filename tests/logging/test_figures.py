@@ -15,7 +15,7 @@ from fairseq import checkpoint
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging import figures
-from fairseq.logging.figures import Figure, Gathered, Meter, NamedSums, language_model_figures, ratio
+from fairseq.logging.figures import Figure, Gathered, NamedSums, RunningSums, language_model_figures, ratio
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def log_of(**sums):
 
 
 def test_figures_are_computed_from_totals_not_averaged_over_batches():
-    meter = Meter(CPU)
+    meter = RunningSums(CPU)
     meter.add(NamedSums.of(log_of(right=torch.tensor(1)), 4, CPU))
     meter.add(NamedSums.of({**log_of(right=6), "ntokens": 12}, 12, CPU))
     report = meter.report({**language_model_figures(), "accuracy": ratio("right", "ntokens", 100.0)})
@@ -74,7 +74,7 @@ def test_sums_that_only_some_batches_have_count_as_zero_in_the_others():
 
 
 def test_a_figure_whose_sums_are_missing_is_not_shown():
-    meter = Meter(CPU)
+    meter = RunningSums(CPU)
     meter.add(NamedSums.of(log_of(found=Gathered(torch.ones(3))), 4, CPU))
     count = Figure(lambda sums: float(len(sums["found"])), ("found",))
     assert "count" not in meter.report({"count": count}), "predictions are gathered where it is asked for"
@@ -85,7 +85,7 @@ def test_a_figure_whose_sums_are_missing_is_not_shown():
 def test_predictions_of_a_validation_are_copied_once(monkeypatch):
     copied, join = [], torch.cat
     monkeypatch.setattr(torch, "cat", lambda parts, *rest: copied.append(sum(map(len, parts))) or join(parts, *rest))
-    meter = Meter(CPU)
+    meter = RunningSums(CPU)
     for batch in range(50):
         meter.add(NamedSums.of(log_of(found=Gathered(torch.full((4,), batch))), 4, CPU, gather=True))
     meter.reduce(World())
@@ -106,7 +106,7 @@ def test_sums_are_those_of_one_update_after_the_other_whenever_they_are_read(mon
     monkeypatch.setattr(figures, "MOST_ADDED", 7)
     losses, norms = torch.rand(2, 40, generator=torch.Generator().manual_seed(1))
     loss = norm = 0.0
-    meter, read = Meter(CPU), Meter(CPU)
+    meter, read = RunningSums(CPU), RunningSums(CPU)
     for number, (one, other) in enumerate(zip(losses, norms, strict=True)):
         loss, norm = loss + float(one), norm + float(other)
         names = {"right": 1} if number == 20 else {}
@@ -121,7 +121,7 @@ def test_sums_are_those_of_one_update_after_the_other_whenever_they_are_read(mon
 
 
 def test_a_saved_meter_goes_on():
-    meter, other = Meter(CPU), Meter(CPU)
+    meter, other = RunningSums(CPU), RunningSums(CPU)
     meter.add(NamedSums.of(log_of(right=3), 4, CPU), gnorm=torch.tensor(2.0))
     other.load_state_dict(meter.state_dict())
     figures = {**language_model_figures(), "right": ratio("right", "ntokens")}

@@ -21,12 +21,12 @@ from fairseq.modules import attention as attention_module
 from fairseq.modules import dispatch
 from fairseq.modules.attention import (
     CAUSAL,
+    AttentionMask,
     Bidirectional,
     Causal,
     CausalInDocuments,
     PositionInfusedAttention,
     SelfAttention,
-    Visibility,
     attend,
 )
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
@@ -51,7 +51,7 @@ PATHS = {
 }
 
 
-def sees(visible: Visibility, row: int, query: int, key: int, ahead: int) -> bool:
+def sees(visible: AttentionMask, row: int, query: int, key: int, ahead: int) -> bool:
     """Whether *query* reads *key*; *ahead* keys stand before the first query."""
     if isinstance(visible, Causal):
         distance = ahead + query - key
@@ -61,7 +61,7 @@ def sees(visible: Visibility, row: int, query: int, key: int, ahead: int) -> boo
     return visible.padding is None or bool(visible.padding[row].all()) or not bool(visible.padding[row, key])
 
 
-def naive(query: Tensor, key: Tensor, value: Tensor, visible: Visibility) -> Tensor:
+def naive(query: Tensor, key: Tensor, value: Tensor, visible: AttentionMask) -> Tensor:
     """The attention of each query by itself, in float64."""
     query, key, value = query.double(), key.double(), value.double()
     result, ahead = torch.zeros_like(query), key.size(2) - query.size(2)
@@ -86,7 +86,7 @@ def inputs(queries: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @pytest.mark.parametrize("queries", [1, 4, 7])
 @pytest.mark.parametrize("path", PATHS)
 def test_attention_reads_the_visible_keys_in_every_path(
-    path: str, queries: int, gradient: bool, visible: Visibility
+    path: str, queries: int, gradient: bool, visible: AttentionMask
 ) -> None:
     dtype, dropout_p, tolerance = PATHS[path]
     query, key, value = inputs(queries, dtype)
@@ -117,7 +117,7 @@ def test_documents_of_a_row_are_apart_in_every_path(path: str, window: int | Non
 
 @KINDS
 @pytest.mark.parametrize("gradient", [True, False])
-def test_a_few_heads_at_a_time_are_all_of_them(gradient: bool, visible: Visibility) -> None:
+def test_a_few_heads_at_a_time_are_all_of_them(gradient: bool, visible: AttentionMask) -> None:
     query, key, value = inputs(4, torch.bfloat16)
     with torch.set_grad_enabled(gradient):
         together = attend(query, [key], [value], visible)
@@ -128,7 +128,7 @@ def test_a_few_heads_at_a_time_are_all_of_them(gradient: bool, visible: Visibili
 @KINDS
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-def test_keys_of_memory_and_segment_are_those_of_one_tensor(path: str, gradient: bool, visible: Visibility) -> None:
+def test_keys_of_memory_and_segment_are_those_of_one_tensor(path: str, gradient: bool, visible: AttentionMask) -> None:
     dtype, dropout_p, _ = PATHS[path]
     query, key, value = inputs(4, dtype)
     pieces = [[x[:, :, :3], x[:, :, 3:]] for x in (key, value)]
@@ -163,7 +163,7 @@ def test_padding_changes_nothing_for_the_tokens_beside_it() -> None:
 
 
 @KINDS
-def test_weights_for_analysis_are_those_that_attention_uses(visible: Visibility) -> None:
+def test_weights_for_analysis_are_those_that_attention_uses(visible: AttentionMask) -> None:
     module = SelfAttention(8, 2).double()
     x = torch.randn(3, 7, 8, dtype=torch.float64)
     weights = module.weights(x, visible=visible)
@@ -226,7 +226,7 @@ def test_on_gpus_a_segment_after_memory_is_causal_by_torch_s_own_bias(
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("visible", FLEXIBLE, ids=["window", "padded", "documents"])
 def test_on_gpus_flex_attention_reads_the_visible_keys(
-    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]], visible: Visibility, groups: int
+    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]], visible: AttentionMask, groups: int
 ) -> None:
     """Computed on the CPU, where torch refuses to compute its gradient."""
     monkeypatch.setattr(attention_module, "_compiled_flex_attention", lambda: flex.flex_attention)
@@ -250,7 +250,7 @@ def test_flex_attention_is_for_cuda_where_it_computes_what_attention_wants(monke
     asked: list[bool] = []
 
     class Asked(Causal):
-        def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> Visibility:
+        def prepare(self, queries: int, keys: int, device: torch.device, blocks: bool) -> AttentionMask:
             asked.append(blocks)
             return self
 

@@ -48,11 +48,11 @@ class Shout:
         model.decoder.embed_scale *= cfg.shout_factor
 
     @staticmethod
-    def finished(args, parameters):
+    def strip_for_inference(args, parameters):
         return {name: value for name, value in args.items() if "shout" not in name}, parameters
 
     @staticmethod
-    def measured(args):
+    def eval_overrides(args):
         return args
 
     def extend_dataset(self, dataset, model, split, folder, *, training):

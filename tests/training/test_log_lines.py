@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq.logging.figures import Meter, NamedSums, language_model_figures
+from fairseq.logging.figures import NamedSums, RunningSums, language_model_figures
 from fairseq.training import log
 from fairseq.training.stages import Stage
 
@@ -26,7 +26,7 @@ class Epoch(SimpleNamespace):
         return self.batches
 
 
-def add(meter: Meter, loss: float, tokens: int, rows: int, gnorm: float) -> None:
+def add(meter: RunningSums, loss: float, tokens: int, rows: int, gnorm: float) -> None:
     sums = NamedSums.of({"loss": loss, "ntokens": tokens, "nsentences": rows}, tokens, CPU)
     meter.add(sums, gnorm=torch.tensor(gnorm), clip=torch.tensor(100.0))
 
@@ -43,7 +43,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def trainer() -> Any:
     """What the log reads of a trainer, with two updates in the meter of the interval and three in
     the epoch's."""
-    meters = {name: Meter(CPU) for name in ("train", "train_inner")}
+    meters = {name: RunningSums(CPU) for name in ("train", "train_inner")}
     for number in range(3):
         for name in ("train", "train_inner")[: 1 if number == 0 else 2]:
             add(meters[name], loss=math.log(2) * 40, tokens=10 * (number + 1), rows=number + 1, gnorm=float(number))
@@ -109,7 +109,7 @@ def test_a_line_within_an_interval_changes_nothing(trainer: Any, now: list[float
 
 
 def test_an_epochs_line_has_all_its_updates_and_its_speed_is_that_of_the_epoch(trainer: Any, now: list[float]) -> None:
-    clock = log.Clock({"train": Meter(CPU), "train_inner": Meter(CPU)})
+    clock = log.Clock({"train": RunningSums(CPU), "train_inner": RunningSums(CPU)})
     now[0] = 103.0
     clock.lap()
     now[0] = 104.0
@@ -135,7 +135,7 @@ def test_an_epoch_without_batches_has_a_line(trainer: Any) -> None:
 
 
 def test_metrics_that_were_not_measured_are_left_out(trainer: Any) -> None:
-    trainer.meters["train"] = Meter(CPU)
+    trainer.meters["train"] = RunningSums(CPU)
     trainer.meters["train"].add(NamedSums.of({"ntokens": 1}, 1, CPU))
     trainer.figures = {"loss": trainer.figures["loss"], "accuracy": SimpleNamespace(is_known=lambda totals: False)}
     line = log.epoch_line(at(trainer, Epoch(), None), log.Clock(trainer.meters))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.modules import devices
-from fairseq.training.nonfinite import Finding, NonFinite, NonFiniteUpdates, check_scale, check_weights, find
+from fairseq.training.nonfinite import NonFinite, NonFiniteReport, NonFiniteUpdates, check_scale, check_weights, find
 
 
 class Tied(nn.Module):
@@ -65,7 +65,7 @@ FINE = {"id": torch.tensor([4, 5]), "x": torch.ones(2, 2)}
 BAD = {"id": torch.tensor([7]), "x": torch.tensor([[1.0, torch.inf]])}
 
 
-def place(graph: Graph, *samples: Any, world: World | None = None, parameters: Any = None) -> Finding:
+def place(graph: Graph, *samples: Any, world: World | None = None, parameters: Any = None) -> NonFiniteReport:
     """What is found in *graph* after an update of *samples*."""
     named = dict(graph.named_parameters()) if parameters is None else parameters
     task: Any = Task(steps=0, autocasts=0)
@@ -89,11 +89,11 @@ def test_weights_are_named_before_what_they_spoil() -> None:
         graph.model.second.bias[1] = torch.nan
         graph.model.norm.weight[0] = torch.inf
     graph.model.first.bias.grad = torch.tensor([torch.nan, 0.0])
-    assert place(graph, FINE) == Finding(9, [4, 5], "the weights model.second.bias")
+    assert place(graph, FINE) == NonFiniteReport(9, [4, 5], "the weights model.second.bias")
 
 
 def test_the_first_module_whose_output_is_not_finite_is_named_in_any_batch() -> None:
-    assert place(Graph(), FINE, None, BAD) == Finding(9, [4, 5, 7], "the output of model.first")
+    assert place(Graph(), FINE, None, BAD) == NonFiniteReport(9, [4, 5, 7], "the output of model.first")
     graph = Graph()
     graph.model.norm.register_forward_hook(lambda *args: args[-1] * torch.nan)
     graph.model.first.bias.grad = torch.tensor([torch.nan, 0.0])
@@ -151,7 +151,7 @@ def test_every_rank_names_the_first_rank_that_found_a_place_and_all_examples() -
     one_at_a_time = lambda world: place(Graph(), *samples[world.rank], world=world)  # noqa: E731
 
     def check(world: World) -> Any:
-        finding = Finding(9, [4, 5, 4, 5, 7, 7], "the output of model.first on rank 1")
+        finding = NonFiniteReport(9, [4, 5, 4, 5, 7, 7], "the output of model.first on rank 1")
         graph = Graph()
         task: Any = SimpleNamespace(
             carried=0, step=lambda graph, sample, carried, device: (graph(sample["x"]), carried)
@@ -169,11 +169,11 @@ def test_every_rank_names_the_first_rank_that_found_a_place_and_all_examples() -
 
 def test_a_finding_shows_the_first_examples() -> None:
     text = "update 3: loss or gradients are infinite or NaN, first in the loss; examples "
-    assert str(Finding(3, list(range(8)), "the loss")) == text + "0 1 2 3 4 5 6 7"
-    assert str(Finding(3, list(range(9)), "the loss")) == text + "0 1 2 3 4 5 6 7 …"
+    assert str(NonFiniteReport(3, list(range(8)), "the loss")) == text + "0 1 2 3 4 5 6 7"
+    assert str(NonFiniteReport(3, list(range(9)), "the loss")) == text + "0 1 2 3 4 5 6 7 …"
 
 
-FINDING = Finding(3, [1], "the loss")
+FINDING = NonFiniteReport(3, [1], "the loss")
 
 
 def test_so_many_updates_may_be_skipped_and_no_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from small_runs import FIVE, a_run, state
 from fairseq import checkpoint
 from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
-from fairseq.data.position import SavedBy
+from fairseq.data.position import CheckpointOrigin
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.system import checksums
@@ -218,7 +218,7 @@ def test_the_run_that_saved_a_place_is_told_by_its_checkpoint() -> None:
     for each in (run, other):
         each.batches.load_state_dict = lambda place, *saved: bool(told.append(saved))  # type: ignore[method-assign]
         restore(each, stored, "x.pt")
-    saved = SavedBy(same_length=True)
+    saved = CheckpointOrigin(same_length=True)
     assert told == [(saved,), (replace(saved, same_length=False),)]
 
 

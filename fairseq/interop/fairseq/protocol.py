@@ -24,7 +24,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.collated import CollatedDataset
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
-from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.iterator import EpochDatasets, EpochIterator
 from fairseq.data.iterators import EpochBatchIterator, IteratorSampler
 from fairseq.data.position import FAIRSEQ
 from fairseq.data.samplers import Batching, Sampler
@@ -155,7 +155,7 @@ class Protocol(FairseqTask):
     def _has_own_data(self) -> bool:
         return any(overrides(self.plugin, name) for name in OF_DATA)
 
-    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
+    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
         if not self._has_own_data:
             return super()._turns(split, model, training, batching)
         if getattr(self, "mixture", None):
@@ -166,7 +166,11 @@ class Protocol(FairseqTask):
         def opener(epoch: int) -> Any:
             return lambda: self._open(split, epoch, model, training, batching)
 
-        return Turns.of_one(*opener(1)()) if len(epochs) == 1 else Turns([opener(epoch) for epoch in epochs])
+        return (
+            EpochDatasets.of_one(*opener(1)())
+            if len(epochs) == 1
+            else EpochDatasets([opener(epoch) for epoch in epochs])
+        )
 
     def _open(
         self, split: str, epoch: int, model: BaseFairseqModel, training: bool, batching: Batching

@@ -18,7 +18,7 @@ MODELS = {
 """Models that fairseq has, and a setting that only they have among those."""
 # fairseq ignores settings that it does not know: it would load such a model and compute something
 # else.
-NOT_THERE = {  # setting: values that fairseq's model has
+FAIRSEQ_VALUES = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
     "tokens_from_prev": (0, None),
     "qk_norm": (False, None),
@@ -73,7 +73,7 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
     model = next((name for name, only in MODELS.items() if only in args), None)
     if model is None:
         raise UserError(f"--to fairseq: {source} is a model that fairseq lacks; known: {', '.join(MODELS)}")
-    for name, there in NOT_THERE.items():
+    for name, there in FAIRSEQ_VALUES.items():
         if args.get(name) not in (*there, *(args.get(value) for value in there if isinstance(value, str))):
             raise UserError(f"--to fairseq: {source} has {name}={args[name]}, which fairseq's {model} lacks")
     extra = state.get("extra_state") or {}

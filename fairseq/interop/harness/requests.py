@@ -29,7 +29,7 @@ from fairseq.text.tokenizers.tokenizer import LETTER
 
 logger = logging.getLogger(__name__)
 
-TOGETHER = 512  # hidden states projected to the vocabulary at once
+PROJECTED_AT_ONCE = 512  # hidden states projected to the vocabulary at once
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
 
@@ -78,7 +78,7 @@ class Requests:
         """
         pieces, read = [], []
         for number, (context, continuation) in enumerate(pairs):
-            tokens, first = joined(self.reader.ids, context, continuation)
+            tokens, first = encode_pair(self.reader.ids, context, continuation)
             if first == 0:  # there is no token to predict the first one from
                 tokens, first = tokens if tokens[:1] == [self.eos] else [self.eos, *tokens], 1
             pieces += self._pieces(number, tokens, first)
@@ -229,7 +229,7 @@ class Requests:
             memory = extra.get("memory")
             chosen = mask[:, part].nonzero()  # (N, 2)
             targets = target[:, part][mask[:, part]]
-            for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
+            for some in torch.arange(len(chosen), device=self.device).split(PROJECTED_AT_ONCE):
                 yield chosen[some, 0], hidden[tuple(chosen[some].t())], targets[some]
 
 
@@ -254,7 +254,7 @@ class EncoderRequests:
         one row, with ``</s>`` between lines, which is not scored; what does not fit the positions
         of the model is left out in front.
         """
-        lines = [joined(self.reader.ids, context, continuation) for context, continuation in pairs]
+        lines = [encode_pair(self.reader.ids, context, continuation) for context, continuation in pairs]
         # Words outside of the vocabulary make results of different models incomparable, so that
         # their share is logged.
         report_unknown((token for line, _ in lines for token in line), self.reader.dictionary, ())
@@ -270,7 +270,7 @@ class EncoderRequests:
         raise UserError("the model is an encoder, which generates no text; choose other tasks")
 
 
-def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
+def encode_pair(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
     """Return the ids of *context* and *continuation*,
     and the index at which the continuation begins.
 
