@@ -215,7 +215,7 @@ class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-analyze attention``."""
 
     path: str | None = flag(None, "checkpoint", metavar="FILE")
-    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
+    results_path: str | None = flag(None, "folder for results, plots and arrays", aliases=("--out",), metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
     positions: list[int] | None = flag(
         None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
@@ -239,7 +239,7 @@ class ReclConfig(ModelPathConfig):
     threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)
-    results_path: str | None = flag(None, "folder for the report, plots and losses", aliases=("--out",), metavar="DIR")
+    results_path: str | None = flag(None, "folder for results, plots and losses", aliases=("--out",), metavar="DIR")
 
     def check(self) -> None:
         """Raise SettingError if there are fewer than two context lengths to compare, or a part of a

@@ -229,7 +229,8 @@ class Sweep:
     def run(self, lr: float, seed: int, updates: int, task: SentencePredictionTask) -> FinetunedRun:
         """Train one model, unless its result exists, and write its predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
-        metrics = _finished(folder, [*flags, *self.splits])
+        made_by = [self.data, *flags, *self.splits]
+        metrics = _finished(folder, made_by)
         if metrics is None:
             # Left by a run with other settings. First the result: it says that the other is there.
             for name in (RESULT, BEST):
@@ -237,7 +238,7 @@ class Sweep:
             distributed.run(training_job(training_settings(self.parse(flags, folder))))
             metrics = self.predict(task, folder)
             # Written last: a run with this file is complete.
-            write_json(folder / RESULT, {"flags": [*flags, *self.splits], "figures": metrics}, "`save_dir`")
+            write_json(folder / RESULT, {"flags": made_by, "figures": metrics}, "`save_dir`")
         return FinetunedRun(lr, seed, metrics, str(folder))
 
     def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:

@@ -43,7 +43,8 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
             size, rows = file.seek(0, 2), max(1, table.metadata.num_rows)
             for batch in table.iter_batches(batch_size=ROWS, columns=[field], use_threads=False):
                 yield batch.column(0).to_pylist(), size * len(batch) // rows
-    except (arrow.ArrowException, OSError) as error:
+    # Of texts that are not UTF-8 Arrow says nothing.
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         if isinstance(error, OSError) and error.errno:
             reason = read_failure(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -13,6 +14,7 @@ import torch
 import warm
 
 from fairseq import checkpoint
+from fairseq_cli import tokenize
 
 
 def test_data_folder_that_is_not_there(mistake, tmp_path):
@@ -178,6 +180,20 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
         "checkpoint_best.pt",
         "checkpoint_last.pt",
     ]
+
+
+def test_a_full_disk_leaves_no_new_folder(tmp_path, monkeypatch, capsys):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "text").write_text("one two\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(sys, "argv", ["tokenize", "text", "--tokenizer", "space", "--output", "new/folder/text"])
+    with pytest.raises(SystemExit, match="2"):
+        tokenize.cli_main()
+    assert "--output new/folder/text: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert os.listdir() == ["text"]
 
 
 # --- the command itself

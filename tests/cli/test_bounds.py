@@ -43,9 +43,10 @@ def little_memory(more=1 << 30):
     [
         *(f"--decoder-layers {LARGEST}", "--decoder-layers 1000000", "--lr 1e300", "--tokens-from-prev -1"),
         *("--nprocs-per-node 100000 --distributed-world-size 100000", "--max-update " + "9" * 5000),
+        *("--dropout nan", "--activation-dropout 1", "--lr 0", "--update-freq 1,0", "--fp16-init-scale 0"),
     ],
 )
-def test_sizes_beyond_all_use_name_their_flag(mistake, flags):
+def test_values_beyond_all_use_name_their_flag(mistake, flags):
     line = mistake(*flags.split())
     assert line.startswith(flags.split()[0]) and len(line) < 250
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -375,6 +377,16 @@ def test_longer_segments_than_learned_positions_are_one_line(mistake, tmp_path):
     naive.checkpoint(tmp_path / "c.pt", 1200, decoder_learned_pos=True)
     line = mistake("--path", tmp_path / "c.pt", "--tokens-per-sample", "17")
     assert line.startswith("--tokens-per-sample 17: ") and "has 16 positions" in line
+
+
+def test_results_come_after_the_scores_that_they_are_of(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    with user_error("--save-token-scores .*scores.npz: cannot be written .No space left"):
+        evaluate("--path", BASELINE, FLAGS, f"--save-token-scores {tmp_path}/scores.npz --results-path {tmp_path}/out")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_text_in_the_place_of_the_data_folder_is_told_from_a_dictionary(tmp_path):

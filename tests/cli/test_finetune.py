@@ -70,8 +70,12 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
 
     monkeypatch.setattr(finetuning, "training_job", never)
     assert finetune.main(arguments(home, *flags)) == report
-    with pytest.raises(AssertionError):
-        finetune.main(arguments(home, *flags, "--max-epoch 7"))
+    first = tmp_path / "lr1e-09-seed1" / "result.json"
+    complete, other = first.read_bytes(), shutil.copytree(home / "MR", tmp_path / "MR")
+    for changed in ({"max_epoch": 7}, {"predict": "valid"}, {"data": str(other)}):
+        first.write_bytes(complete)
+        with pytest.raises(AssertionError):
+            finetune.main(argparse.Namespace(**{**vars(arguments(home, *flags)), **changed}))
 
 
 def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(home: Path, tmp_path: Path) -> None:

@@ -186,6 +186,12 @@ def test_by_size_batches_are_full_and_of_neighbouring_sizes() -> None:
     assert read(by_size([1] * 7, max_tokens=5, multiple=2, shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
+def test_by_size_blocks_of_one_size_come_in_a_random_order() -> None:
+    first, *others = (read(by_size([5] * 20 + [3] * 20, max_tokens=15, seed=seed, curriculum=1)) for seed in (1, 1, 2))
+    assert [other == first for other in others] == [True, False]
+    assert {block for batch in first[:4] for block in batch} == set(range(20, 40))
+
+
 def test_by_size_batches_are_shuffled_after_the_curriculum_only() -> None:
     sampler = by_size(list(range(1, 31)), max_tokens=30, curriculum=2)
     first, second, third, fourth = (read(sampler, epoch) for epoch in (1, 2, 3, 4))

@@ -161,6 +161,18 @@ def test_what_the_exported_code_lacks_is_an_error(folder: Path) -> None:
 
 
 @torch.no_grad()
+def test_the_configuration_asks_for_hidden_states_and_tuples_as_arguments_do() -> None:
+    other = theirs(made("shortformer"))
+    want = other(tokens(2, 8), output_hidden_states=True).hidden_states
+    other.config.output_hidden_states = True
+    found = other(tokens(2, 8)).hidden_states
+    assert len(found) == len(want) > 2 and all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert isinstance(other(tokens(2, 8), return_dict=False), tuple)
+    other.config.return_dict = False
+    assert isinstance(other(tokens(2, 8)), tuple)
+
+
+@torch.no_grad()
 def test_the_automatic_classes_load_the_folder(folder: Path) -> None:
     text = tokens(2, 8)
     causal = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)

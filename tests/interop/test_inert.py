@@ -202,12 +202,14 @@ def test_damaged_files_are_refused_wherever_the_damage_is(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_tensor_that_claims_more_than_is_stored_is_refused(tmp_path):
+@pytest.mark.parametrize(("items", "reason"), [(4, "invalid tensor"), (0, "tensor without data")])
+def test_tensor_that_claims_more_than_is_stored_is_refused(items, reason, tmp_path):
     class Greedy:
         def __reduce__(self) -> tuple:
-            return torch._utils._rebuild_tensor_v2, (torch.zeros(4).storage(), 3, (2,), (1,), False, OrderedDict())
+            storage = torch.zeros(items).storage() if items else None
+            return torch._utils._rebuild_tensor_v2, (storage, 3, (2,), (1,), False, OrderedDict())
 
     torch.save({"word_emb.emb_layers.0.weight": Greedy()}, tmp_path / "x.pt")
     config = ["--config", AUTHORS / "base.json"]
     message = refusal(tmp_path / "x.pt", "--from", "transformer-xl", "--out", tmp_path / "o", *config)
-    assert "invalid tensor" in message
+    assert reason in message

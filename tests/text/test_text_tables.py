@@ -98,6 +98,14 @@ def test_damaged_tables_are_one_line(damage: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_column_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    words = pa.array([b"d\xe9j\xe0"], pa.binary())
+    column = pa.StringArray.from_buffers(1, *words.buffers()[1:])
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with user_error("a.parquet: cannot be read as a table .*utf-8"):
+        read(tmp_path / "a.parquet")
+
+
 def test_rows_without_text_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), tmp_path / "a.parquet")
     with user_error("a.parquet: line 2: no text in field 'text'"):

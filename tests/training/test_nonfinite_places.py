@@ -134,11 +134,12 @@ def test_a_loss_that_is_not_finite_where_no_module_is() -> None:
     assert place(graph, FINE).location == "the loss"
 
 
-def test_a_gradient_is_named_where_all_that_was_computed_is_finite() -> None:
+def test_the_gradient_nearest_to_the_loss_is_named_where_all_that_was_computed_is_finite() -> None:
     graph = Graph()
     for parameter in graph.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    graph.model.get_parameter("second.bias").grad[0] = torch.nan  # type: ignore[index]
+    for name in ("first.bias", "second.bias"):
+        graph.model.get_parameter(name).grad[0] = torch.nan  # type: ignore[index]
     assert place(graph, FINE).location == "the gradient of model.second.bias"
 
 

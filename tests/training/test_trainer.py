@@ -137,6 +137,9 @@ def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
     trainer.model.register_forward_pre_hook(fail)
     with pytest.raises(UserError, match="out of GPU memory in update 2 on a batch of 4 rows × 16 tokens"):
         update(trainer, [sample])
+    small = {**sample, "net_input": {"src_tokens": sample["net_input"]["src_tokens"][:2]}}
+    with pytest.raises(UserError, match="in update 2 on 2 batches of up to 4 rows × 16 tokens"):
+        update(trainer, [sample, small])
 
 
 # --- an update that is skipped
@@ -169,6 +172,32 @@ def test_the_update_after_a_skipped_one_is_as_if_that_had_not_been() -> None:
         assert update(trainer, [second]) is True
     expected = weights(other)
     assert all(torch.equal(value, expected[name]) for name, value in weights(one).items())
+
+
+def test_the_search_for_a_value_that_is_not_finite_draws_no_random_numbers() -> None:
+    states = []
+    for gradient in (1.0, torch.nan):
+        trainer = a_trainer("--optimizer adam --skip-nonfinite 1 --dropout 0.5")
+        (sample,) = batches(trainer, 1)
+        trainer.parameters[0].register_hook(lambda value, factor=gradient: value * factor)
+        torch.manual_seed(1)
+        update(trainer, [sample])
+        states.append(torch.get_rng_state())
+    assert trainer.skipped.count == 1 and torch.equal(*states)
+
+
+def test_a_loss_alone_that_is_not_finite_skips_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = a_trainer("--optimizer adam --skip-nonfinite 1")
+    step = trainer.task.step
+
+    def infinite(*args: Any) -> Any:
+        (loss, size, log), carried = step(*args)
+        return (loss, size, {**log, "loss": log["loss"] * torch.inf}), carried
+
+    monkeypatch.setattr(trainer.task, "step", infinite)
+    before = weights(trainer)
+    assert update(trainer, batches(trainer, 1)) is False and trainer.skipped.count == 1
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
 def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:

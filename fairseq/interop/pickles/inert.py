@@ -79,6 +79,8 @@ class Inert(metaclass=_Name):
 
 
 def _tensor(storage: Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: object) -> Stored:
+    if not isinstance(storage, Storage):
+        raise ValueError("tensor without data")
     return Stored(storage, offset, size, stride)
 
 
