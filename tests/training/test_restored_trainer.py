@@ -61,6 +61,15 @@ def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
         assert (taken == moments) is adopt and (adopt or not taken & moments)
 
 
+def test_an_optimizer_of_torch_or_a_plug_in_restores_with_fairseqs_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (a_trainer("--optimizer adagrad") for _ in range(2))
+    update(one, batches(one, 1))
+    given: list[int] = []
+    monkeypatch.setattr(other.optimizer, "load_state_dict", lambda state, overrides: given.append(len(state)))
+    other.load_state_dict(one.state_dict(), "x.pt", adopt=True)
+    assert given == [2]
+
+
 @pytest.fixture(scope="module")
 def state() -> dict[str, Any]:
     """The state of a trainer after three updates."""
