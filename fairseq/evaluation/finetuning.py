@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,12 @@ class Sweep:
     def run(self, lr: float, seed: int, updates: int, task: SentencePredictionTask) -> FinetunedRun:
         """Train one model, unless its result exists, and write its predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
-        made_by = [self.data, *flags, *self.splits]
+        made_by = [
+            self.data,
+            *flags,
+            *self.splits,
+            *_versions(find_checkpoint(self.cfg.path), *data_folders(self.data)),
+        ]
         metrics = _finished(folder, made_by)
         if metrics is None:
             # Left by a run with other settings. First the result: it says that the other is there.
@@ -253,6 +258,14 @@ class Sweep:
             # Of the first split, the development file: only its score may choose the learning rate.
             metrics = metrics or predictions.metrics()
         return metrics
+
+
+def _versions(*paths: str | Path) -> Iterator[str]:
+    """Size and time of change of each file, or of the files of each folder: another file at the same
+    path makes another result."""
+    for path in map(Path, paths):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            yield f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
 
 
 def _finished(folder: Path, flags: list[str]) -> dict[str, float] | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -72,8 +73,10 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     assert finetune.main(arguments(home, *flags)) == report
     first = tmp_path / "lr1e-09-seed1" / "result.json"
     complete, other = first.read_bytes(), shutil.copytree(home / "MR", tmp_path / "MR")
-    for changed in ({"max_epoch": 7}, {"predict": "valid"}, {"data": str(other)}):
+    for changed in ({"max_epoch": 7}, {"predict": "valid"}, {"data": str(other)}, {}):
         first.write_bytes(complete)
+        if not changed:  # the same path, and another model
+            os.utime(home / "bert.pt")
         with pytest.raises(AssertionError):
             finetune.main(argparse.Namespace(**{**vars(arguments(home, *flags)), **changed}))
 
