@@ -229,12 +229,8 @@ class Sweep:
     def run(self, lr: float, seed: int, updates: int, task: SentencePredictionTask) -> FinetunedRun:
         """Train one model, unless its result exists, and write its predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
-        made_by = [
-            self.data,
-            *flags,
-            *self.splits,
-            *_versions(find_checkpoint(self.cfg.path), *data_folders(self.data)),
-        ]
+        files = _versions(find_checkpoint(self.cfg.path or ""), *data_folders(self.data))
+        made_by = [self.data, *flags, *self.splits, *files]
         metrics = _finished(folder, made_by)
         if metrics is None:
             # Left by a run with other settings. First the result: it says that the other is there.
@@ -261,8 +257,8 @@ class Sweep:
 
 
 def _versions(*paths: str | Path) -> Iterator[str]:
-    """Size and time of change of each file, or of the files of each folder: another file at the same
-    path makes another result."""
+    """Size and time of change of each file, or of the files of each folder: another file at the
+    same path makes another result."""
     for path in map(Path, paths):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             yield f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
