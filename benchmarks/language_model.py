@@ -29,7 +29,7 @@ from fairseq.config.settings import training_settings, typed_settings
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import Scorer, Scoring
-from fairseq.models.loading import compile_model
+from fairseq.models.layerwise import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task

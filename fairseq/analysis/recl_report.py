@@ -15,7 +15,7 @@ from fairseq.config.command_settings import ReclConfig
 from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.inference.loading import data_and_models, stream_settings
 from fairseq.logging import show_progress
-from fairseq.models.loading import compile_model
+from fairseq.models.layerwise import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, atomic_folder, results_folder
 from fairseq.system.json_files import write_json

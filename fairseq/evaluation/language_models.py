@@ -41,7 +41,7 @@ from fairseq.inference.text import never_written
 from fairseq.logging import Progress, show_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
-from fairseq.models.loading import compile_model
+from fairseq.models.layerwise import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import ARCHIVE, atomic_file, prepare_file
 from fairseq.system.json_files import write_json

@@ -34,7 +34,7 @@ from fairseq.inference.loading import data_and_models, load_models
 from fairseq.logging.figures import RunningSums
 from fairseq.logging.progress import progress_bar
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.loading import compile_model
+from fairseq.models.layerwise import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words
 from fairseq.notes.state import dictionary_of

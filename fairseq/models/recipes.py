@@ -312,18 +312,14 @@ def summary(settings: TrainingSettings) -> list[str]:
     ]
     # A schedule that ends without a last update trains for an epoch.
     no_end = "one epoch" if getattr(settings.lr_scheduler, "needs_max_update", False) else "no end"
-    length = flat.get("tokens_per_sample")
+    length, freq = flat.get("tokens_per_sample"), fields.format_value(cfg.update_freq)
     what = [
         *([(f"stages {cfg.stages}", "stages")] if cfg.stages else []),
         *([(f"blocks of {length}", "tokens_per_sample")] if length and not cfg.stages else []),
         (f"batches of {counted(data.max_tokens, 'token')}", "max_tokens")
         if data.max_tokens is not None
         else (f"batches of {counted(data.batch_size or 0, 'row')}", "batch_size"),
-        *(
-            [(f"{fields.format_value(cfg.update_freq)} batches an update", "update_freq")]
-            if cfg.update_freq != [1]
-            else []
-        ),
+        *([(f"{freq} batches an update", "update_freq")] if cfg.update_freq != [1] else []),
         *(ends or ([] if cfg.stages else [(no_end, "max_update")])),
     ]
     return [_with_origins(parts, settings) for parts in (how, what)]

@@ -13,7 +13,7 @@ from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.loading import checkpoint_activations, compile_model, layers_of, separate_embeddings
+from fairseq.models.layerwise import checkpoint_activations, compile_model, layers_of, separate_embeddings
 from fairseq.modules.ngram_notes import is_sparse
 from fairseq.modules.precision import Precision
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer

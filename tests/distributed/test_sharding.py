@@ -25,7 +25,7 @@ from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
-from fairseq.models import loading
+from fairseq.models import layerwise
 from fairseq.training import train
 from fairseq_cli import eval_lm
 from fairseq_cli.checkpoint import get_merge_parser, merge
@@ -145,7 +145,7 @@ def updated_weights(world: World, folder: Path, flags: Any) -> tuple[dict[str, t
     """The average of weights after a few updates, and how many graphs were made of layers."""
     graphs = CompileCounter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "BACKEND", graphs)
+        patch.setattr(layerwise, "BACKEND", graphs)
         steps = "--update-freq 2 --stages 8:2,16:4 --tokens-from-prev 8 --ema-decay 0.6 --disable-validation"
         words = runs.arguments("--save-dir", folder, runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, HALF, steps, flags)
         train(training_settings(words), world)

@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import bias
 
 from fairseq.evaluation.scorer import Scorer, Scoring
-from fairseq.models import FairseqLanguageModel, loading
+from fairseq.models import FairseqLanguageModel, layerwise
 from fairseq.modules import attention, dispatch
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.tasks import setup_task
@@ -50,7 +50,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return graph.forward
 
     torch._dynamo.reset()
-    monkeypatch.setattr(loading, "BACKEND", keep)
+    monkeypatch.setattr(layerwise, "BACKEND", keep)
     # What the cache of tensors without data stores costs more than it saves in one tracing.
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
         yield found
@@ -60,7 +60,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def compiled(model: Any) -> Any:
     """A compiled copy of *model*."""
     made = copy.deepcopy(model)
-    loading.compile_model(made)
+    layerwise.compile_model(made)
     return made
 
 
@@ -78,7 +78,7 @@ class Reader:
         found = []
         for model in self.models:
             states, extra = model(source, **({"memory": memory} if memory else {}))
-            layers = [p for layer in loading.layers_of(model) for p in layer.parameters()]
+            layers = [p for layer in layerwise.layers_of(model) for p in layer.parameters()]
             gradients = torch.autograd.grad(states.square().mean(), layers) if model.training else ()
             found.append((states, extra.get("memory"), gradients))
         torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
@@ -120,7 +120,7 @@ def test_shapes_that_change_make_one_more_graph(graphs: list[Any]) -> None:
 
 
 def test_the_compiler_that_users_have_computes_a_layer_and_its_gradients_with_operators_of_kernels() -> None:
-    assert loading.BACKEND == "inductor"
+    assert layerwise.BACKEND == "inductor"
     flags = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2"
     reader = Reader(runs.model_of(FAMILIES["shortformer"], flags))
     reader.read(2, 8)
@@ -148,7 +148,7 @@ def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) ->
             return x * 2
 
     model = FairseqLanguageModel(Decoder())
-    loading.compile_model(model)
+    layerwise.compile_model(model)
     model(torch.zeros(2, 3))
     assert len(graphs) == 1
 

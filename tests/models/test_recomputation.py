@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq.models import loading
+from fairseq.models import layerwise
 
 XL = "--arch transformer_xl --n-layer 2 --d-model 16 --n-head 2 --d-inner 24 --mem-len 16 --cutoffs 200,600 --cpu"
 FAMILIES = {
@@ -31,7 +31,7 @@ class Count(TorchDispatchMode):
         self.expensive = self.others = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func) in loading.EXPENSIVE:
+        if str(func) in layerwise.EXPENSIVE:
             self.expensive += 1
         else:
             self.others += 1
@@ -42,7 +42,7 @@ def backward(flags: str, **policy: bool) -> tuple[list[Tensor | None], Count]:
     """The gradients of a model in training, and the operators of both passes."""
     model = runs.model_of(flags).train()
     if policy:
-        loading.checkpoint_activations(model, **policy)
+        layerwise.checkpoint_activations(model, **policy)
     torch.manual_seed(2)  # of dropout
     source = torch.randint(4, 600, (2, 16), generator=torch.Generator().manual_seed(1))
     with Count() as count:

@@ -14,7 +14,7 @@ from ranks import on_ranks
 from small_runs import a_run
 
 from fairseq.errors import UserError
-from fairseq.models.loading import layers_of
+from fairseq.models.layerwise import layers_of
 from fairseq.optim import (
     FairseqOptimizer,
     build_optimizer,
