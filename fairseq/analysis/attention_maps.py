@@ -33,8 +33,7 @@ from fairseq.text.tokenizers.tokenizer import readable_symbols
 TERMS = ("a", "b", "c", "d")
 
 Call = tuple[Tensor, Tensor | None, Any, AttentionMask]
-"""Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions,
-visibility."""
+"""Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions, mask."""
 
 
 @dataclass(frozen=True)

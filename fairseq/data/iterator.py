@@ -37,7 +37,7 @@ class EpochIterator:
     One iteration at a time.
 
     Args:
-        turns: dataset and sampler of each epoch; an epoch reads :meth:`Dataset.at_epoch`.
+        datasets: dataset and sampler of each epoch; an epoch reads :meth:`Dataset.at_epoch`.
         prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs
             in the background thread; anything random in it must depend on its arguments only, so
             that a resumed run repeats it.
@@ -53,14 +53,14 @@ class EpochIterator:
 
     def __init__(
         self,
-        turns: EpochDatasets,
+        datasets: EpochDatasets,
         *,
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
         chunks: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._turns = turns
+        self.datasets = datasets
         self.prepare = prepare
         self.prefetch = prefetch
         self.chunks = chunks
@@ -73,26 +73,26 @@ class EpochIterator:
     def open(self) -> None:
         """Open the data of the epoch, where that is not done yet;
         UserError if they are missing or damaged."""
-        self._turns.of(self.epoch)
+        self.datasets.of(self.epoch)
 
     def close(self) -> None:
         """Wait for data that are being opened in the background and drop them."""
-        self._turns.close()
+        self.datasets.close()
 
     @property
     def changes_data(self) -> bool:
         """Return whether each epoch reads other data than the one before."""
-        return len(self._turns) > 1
+        return len(self.datasets) > 1
 
     @property
     def dataset(self) -> Dataset:
         """The examples of the epoch."""
-        return self._turns.of(self.epoch)[0]
+        return self.datasets.of(self.epoch)[0]
 
     @property
     def sampler(self) -> Sampler:
         """The batches of the epoch."""
-        return self._turns.of(self.epoch)[1]
+        return self.datasets.of(self.epoch)[1]
 
     @property
     def iterations_in_epoch(self) -> int:
@@ -107,11 +107,11 @@ class EpochIterator:
     def counts(self, epochs: int) -> list[int]:
         """The batches of each of the first *epochs* epochs, at most one for each dataset, opened
         unless it was before."""
-        return self._turns.counts(min(epochs, len(self._turns)), self.epoch)
+        return self.datasets.counts(min(epochs, len(self.datasets)), self.epoch)
 
     def known_counts(self) -> list[int]:
         """The batches of an epoch of each dataset; where it was not opened yet, as many as now."""
-        return [self._turns.known.get(number, len(self)) for number in range(len(self._turns))]
+        return [self.datasets.known.get(number, len(self)) for number in range(len(self.datasets))]
 
     @property
     def end_of_epoch(self) -> bool:
@@ -124,7 +124,7 @@ class EpochIterator:
         if self.begin is not None:
             self.begin(self.epoch)
         self.open()
-        self._turns.open_next(self.epoch)
+        self.datasets.open_next(self.epoch)
         samples = self._samples()
         if self.prefetch > 0:
             samples = _in_background(samples, self.prefetch)
@@ -245,7 +245,7 @@ class EpochIterator:
             )
         read = state.get("read")
         if read is not None or saved is not None:
-            self._turns.continuing(position.layout_of(read) if read else position.FAIRSEQ)
+            self.datasets.continuing(position.layout_of(read) if read else position.FAIRSEQ)
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
@@ -323,7 +323,7 @@ class EpochDatasets:
 
     @classmethod
     def of_one(cls, dataset: Dataset, sampler: Sampler) -> EpochDatasets:
-        """Return the turns of epochs that all read one dataset."""
+        """Return those of epochs that all read one dataset."""
         return cls([lambda: (dataset, sampler)])
 
     def __len__(self) -> int:
@@ -380,10 +380,10 @@ class EpochDatasets:
         executor.shutdown()
         return future.result() if opening == number else None
 
-    def _ordered(self, turn: EpochData) -> EpochData:
+    def _ordered(self, opened: EpochData) -> EpochData:
         if self._saved is None:
-            return turn
-        dataset, sampler = turn
+            return opened
+        dataset, sampler = opened
         # Few datasets have an order of their own.
         if hasattr(dataset, "continuing"):
             dataset = dataset.continuing(self._saved)

@@ -57,7 +57,7 @@ def finetune(
     and write ``results.json`` to ``cfg.save_dir``.
 
     A run equals ``fairseq-train``, whose *training_parser* reads its flags. Runs that are complete
-    in the folder are not repeated.
+    in the folder are not repeated, unless the checkpoint or the data have changed since.
 
     Returns:
         The settings, runs and scores, as in ``results.json``.

@@ -174,10 +174,10 @@ def accuracy_table(whole: Accuracies, known: Accuracies | None = None) -> Iterat
     columns = [whole] if known is None else [whole, known]
     head = ["phenomenon", "pairs", "accuracy (%)", "known words", "accuracy (%)"]
     rows = [[name, *_cells([column.phenomena.get(name) for column in columns])] for name in whole.phenomena]
-    # Of one phenomenon or paradigm, the mean is itself.
-    several = {"paradigms": len(whole.paradigms) > 1, "phenomena": len(whole.phenomena) > 2}
-    for kind in filter(several.__getitem__, several):
-        rows.append([f"mean of {kind}", *_cells([column.averages[kind] for column in columns])])
+    # Of one paradigm or phenomenon, the mean is itself; "all" is no phenomenon.
+    for kind, count in (("paradigms", len(whole.paradigms)), ("phenomena", len(whole.phenomena) - 1)):
+        if count > 1:
+            rows.append([f"mean of {kind}", *_cells([column.averages[kind] for column in columns])])
     yield from table([head[: 1 + 2 * len(columns)], *rows], left=1)
 
 

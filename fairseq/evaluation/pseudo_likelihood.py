@@ -124,9 +124,8 @@ class PseudoScorer:
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
         # Parts of whole lines: rows are sorted by length
         # inside of a part, and the bar moves with each.
-        ends = np.unique(
-            np.append(lines[np.unique(lines // SORTED_TOKENS, return_index=True)[1]], len(text))
-        )  # of parts
+        firsts = np.unique(lines // SORTED_TOKENS, return_index=True)[1]
+        ends = np.unique(np.append(lines[firsts], len(text)))
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
         for start, end in progress(parts, len(parts)):

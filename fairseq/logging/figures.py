@@ -241,7 +241,7 @@ class RunningSums:
         return result
 
     def since(self, before: RunningSums) -> RunningSums:
-        """The sums that were added to this meter after it was copied as *before*, without means."""
+        """The sums that were added to these after they were copied as *before*, without means."""
         result = RunningSums(self.device)
         former = before.totals
         result._totals = self.totals + NamedSums(former.names, -former.values, {})

@@ -147,7 +147,7 @@ def _location(error: BaseException, path: Path) -> str:
     """The last line of the plug-in at *path* that *error* passed through, and the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
     root = (path if os.path.isdir(path) else path.with_suffix(".py")).resolve()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if Path(file := frame.f_code.co_filename).resolve().is_relative_to(root):

@@ -242,7 +242,7 @@ class FairseqTask(FairseqMethods, Part):
             return sample if runs_model(type(criterion)) else criterion.prepare(model, sample)
 
         return EpochIterator(
-            self._turns(split, model, training, batching),
+            self._epoch_datasets(split, model, training, batching),
             prepare=prepare,
             chunks=chunks,
             # On a CPU, a thread that prepares batches takes time from the computation.
@@ -260,7 +260,7 @@ class FairseqTask(FairseqMethods, Part):
         cut those that are longer than *longest* tokens."""
         return self.dataset(split, training=training, folder=folder)
 
-    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
+    def _epoch_datasets(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
         """The dataset and sampler of each epoch; a single one is open."""
         folders = self.folders(training)
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test

@@ -130,7 +130,7 @@ class Protocol(FairseqTask):
         batches = super().iterator(split, model, criterion, training=training, **options)
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
-            batches._turns.continuing(FAIRSEQ)
+            batches.datasets.continuing(FAIRSEQ)
 
         def begin(epoch: int) -> None:
             if not training:
@@ -155,9 +155,9 @@ class Protocol(FairseqTask):
     def _has_own_data(self) -> bool:
         return any(overrides(self.plugin, name) for name in OF_DATA)
 
-    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
+    def _epoch_datasets(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> EpochDatasets:
         if not self._has_own_data:
-            return super()._turns(split, model, training, batching)
+            return super()._epoch_datasets(split, model, training, batching)
         if getattr(self, "mixture", None):
             raise UserError(f"`mixture`: the task {self.settings.chosen.task} makes its own datasets; leave it out")
         # As in fairseq, several folders take turns by epoch, and validation reads the first.

@@ -20,8 +20,9 @@ from fairseq.system.provenance import about_run
 logger = logging.getLogger(__name__)
 
 
-def evaluate(checkpoint: str, cfg: HarnessConfig) -> dict[str, Any]:
-    """Print the table of minimal pairs, and write it to ``cfg.results_path``.
+def evaluate(model: str, cfg: HarnessConfig) -> dict[str, Any]:
+    """Print the table of minimal pairs of the checkpoint *model*, and write it to
+    ``cfg.results_path``.
 
     Returns:
         The metrics of each phenomenon.
@@ -29,27 +30,21 @@ def evaluate(checkpoint: str, cfg: HarnessConfig) -> dict[str, Any]:
     if cfg.pairs is None:
         raise UserError("`pairs`: give minimal pairs; `fairseq-harness lm-eval` runs tasks of lm-eval")
     with results_folder(cfg.results_path):
-        return _minimal_pairs(checkpoint, cfg.pairs, cfg)
-
-
-def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """Print the table of minimal pairs, and write it
-    with ``--results-path``; return the metrics of each phenomenon."""
-    pairs = read_pairs(path, cfg.limit)
-    kept = None if cfg.known_words is None else have_known_words(pairs, cfg.known_words)
-    totals = _log_probabilities([text for pair in pairs for text in (pair.good, pair.bad)], checkpoint, cfg)
-    good, bad = totals[::2], totals[1::2]
-    whole, known = accuracies(pairs, good, bad), None
-    if kept is not None and any(kept):
-        good, bad = list(itertools.compress(good, kept)), list(itertools.compress(bad, kept))
-        known = accuracies(list(itertools.compress(pairs, kept)), good, bad)
-    print(*accuracy_table(whole, known), sep="\n")
-    metrics = whole.metrics()
-    if cfg.results_path is not None:
-        results: dict[str, Any] = {"pairs": path, "no_start": cfg.no_start, **metrics}
-        if known is not None:
-            results["known_words"] = {"file": cfg.known_words, **known.metrics()}
-        write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()})
+        pairs = read_pairs(cfg.pairs, cfg.limit)
+        kept = None if cfg.known_words is None else have_known_words(pairs, cfg.known_words)
+        totals = _log_probabilities([text for pair in pairs for text in (pair.good, pair.bad)], model, cfg)
+        good, bad = totals[::2], totals[1::2]
+        whole, known = accuracies(pairs, good, bad), None
+        if kept is not None and any(kept):
+            good, bad = list(itertools.compress(good, kept)), list(itertools.compress(bad, kept))
+            known = accuracies(list(itertools.compress(pairs, kept)), good, bad)
+        print(*accuracy_table(whole, known), sep="\n")
+        metrics = whole.metrics()
+        if cfg.results_path is not None:
+            results: dict[str, Any] = {"pairs": cfg.pairs, "no_start": cfg.no_start, **metrics}
+            if known is not None:
+                results["known_words"] = {"file": cfg.known_words, **known.metrics()}
+            write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()})
     return metrics["phenomena"]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.evaluation.scorer import PROJECTED_AT_ONCE, Scorer, Scoring
 from fairseq.hub import LanguageModel, MaskedLanguageModel
 from fairseq.inference import Search, stream
 from fairseq.modules import devices
@@ -29,7 +29,6 @@ from fairseq.text.tokenizers.tokenizer import LETTER
 
 logger = logging.getLogger(__name__)
 
-PROJECTED_AT_ONCE = 512  # hidden states projected to the vocabulary at once
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
 

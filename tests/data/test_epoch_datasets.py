@@ -115,10 +115,10 @@ def test_a_folder_that_cannot_be_opened_meanwhile_is_tried_again_when_its_epoch_
 
 def test_closing_waits_for_what_is_being_opened_and_drops_it() -> None:
     openers = [Opener(10), Opener(11)]
-    turns = EpochDatasets(openers)
-    turns.of(1)
-    turns.open_next(1)
-    turns.close()
+    datasets = EpochDatasets(openers)
+    datasets.of(1)
+    datasets.open_next(1)
+    datasets.close()
     gc.collect()
     assert not any(thread.name == BACKGROUND for thread in threading.enumerate())
     assert openers[1].threads == [BACKGROUND] and openers[1].opened[0]() is None
