@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,12 +52,24 @@ def let_it_run(path: Path, process: Started, chance: random.Random, early: bool)
     time.sleep(interval * chance.random())
 
 
-def children(pid: int, word: str) -> list[int]:
-    """The child processes of *pid* whose command line has *word*."""
+def wait_for_children(process: subprocess.Popen[str], word: str, number: int, besides: Sequence[int]) -> list[int]:
+    """Wait for *number* child processes whose command line has *word*, other than *besides*; fewer
+    if *process* ends."""
+    found: list[int] = []
+    end = time.monotonic() + runs.TIMEOUT
+    while len(found) < number and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+        found = [child for child in _children(process.pid, word) if child not in besides]
+    return found
+
+
+def _children(pid: int, word: str) -> list[int]:
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return [child for child in found if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
+    with contextlib.suppress(OSError):  # a thread or a child has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children = map(int, (task / "children").read_text().split())
+            found += [pid for pid in children if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
 
 
 def leftover(path: Path) -> Path:

@@ -39,6 +39,10 @@ PRELOADED = (
     *(f"fairseq.kernels.{part}" for part in ("attention", "cross_entropy", "dropout", "layers")),
 )
 
+# Kills a client of `interpreter` by SIGKILL, its fork first: a fork that outlives its client would
+# still hold what the next start needs, such as the lock of a folder.
+KILL = signal.SIGQUIT
+
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to
 # Python. It ends as its fork does, passes signals on to it, and takes it along if it is killed
 # itself.
@@ -59,6 +63,7 @@ with socket.socket(socket.AF_UNIX) as server:
     fork = int.from_bytes(server.recv(8), "big")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: os.kill(fork, number))
+    signal.signal(signal.SIGQUIT, lambda *_: os.kill(fork, signal.SIGKILL))
     code = int(server.recv(100) or b"1")
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None

@@ -89,10 +89,14 @@ def run(job: Job[V, R]) -> R | None:
     if cfg.max_restarts and is_rank:
         raise SettingError("`max_restarts`: another program started this process; give torchrun the flag")
     if is_rank:
-        from torch.distributed.elastic.multiprocessing.errors import record
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        # For torchrun, whose last message is then the error of the first rank that failed.
-        return record(_join)(job)
+        get_error_handler().initialize()
+        try:
+            return _join(job)
+        except Exception as error:
+            _tell_agent(error)
+            raise
     if size == 1 and not cfg.max_restarts:
         if cfg.local_rank and not (cpu or gpus):
             raise UserError(f"`device_id` {cfg.local_rank}: there is no GPU; add `cpu` to run on the processor")
@@ -286,8 +290,6 @@ def _report(number: int, size: int, code: int, message: object) -> NoReturn:
 
 def _start_rank(arguments: tuple[str | None, bytes]) -> int:
     """Run --user-dir and a pickled job as a rank of torch's agent; return the job's exit code."""
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
     user_dir, pickled = arguments
     keep_freed_memory()
     watch_parent()
@@ -307,17 +309,29 @@ def _start_rank(arguments: tuple[str | None, bytes]) -> int:
     except BrokenPipeError:
         os._exit(128 + signal.SIGPIPE)
     except Exception as error:
-        if isinstance(error, RuntimeError) and _has_lost_a_rank(error):
-            # The agent ends this rank too, and names the first that ended.
-            time.sleep(_CAUSE_FIRST)
-        mistake = _mistake(error)
-        get_error_handler().record_exception(mistake or error)
+        mistake = _tell_agent(error)
         if _number("TORCHELASTIC_RESTART_COUNT") < _number("TORCHELASTIC_MAX_RESTARTS"):
             traceback.print_exc()
         sys.stderr.flush()
         # Not sys.exit: threads of a collective may wait for processes that are gone.
         os._exit(USER_ERROR if mistake else 1)
     return 0
+
+
+def _tell_agent(error: Exception) -> UserError | None:
+    """Write *error* to the file from which torch's agent takes its last message; returns the user's
+    mistake, if it is one."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if dist.is_torchelastic_launched() and isinstance(error, RuntimeError) and _has_lost_a_rank(error):
+        # The agent ends this rank too, and names the first that ended.
+        time.sleep(_CAUSE_FIRST)
+    mistake = _mistake(error)
+    # An agent that ends this rank now would find half a file, and fail itself.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    get_error_handler().record_exception(mistake or error)
+    signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    return mistake
 
 
 def _has_lost_a_rank(error: RuntimeError) -> bool:

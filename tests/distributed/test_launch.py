@@ -3,10 +3,16 @@ stops."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+
 import pytest
 import runs
 import warm
 from launches import free_port, srun
+
+from fairseq.distributed import launch
 
 FAILED = "process 1 of 2 failed:\n"
 TWO = "--distributed-world-size 2"
@@ -107,3 +113,22 @@ def test_one_task_a_node_starts_the_nodes_processes(tmp_path):
 def test_job_of_one_machine_connects_on_the_loopback_only(tmp_path):
     for line in finish(start(tmp_path, TWO)):
         assert line.split()[3] in ("lo", "lo0")
+
+
+def test_agent_that_ends_a_rank_finds_its_error_whole(tmp_path, monkeypatch):
+    path, dump, received = tmp_path / "error.json", json.dump, []
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    handler = signal.signal(signal.SIGTERM, lambda *_: received.append(path.read_text()))
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        dump(*args)
+
+    monkeypatch.setattr(json, "dump", interrupted)
+    try:
+        launch._tell_agent(ValueError("wrong"))
+        assert json.loads(path.read_text())["message"]["message"] == "ValueError: wrong"
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert len(received) == 1, "signals are ignored only while the file is written"

@@ -4,7 +4,6 @@ bit-identical."""
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -17,7 +16,7 @@ KILLS = kills.KILLS
 FLAGS = [
     runs.BASELINE,
     runs.DROPOUT,
-    f"--max-update {20 * KILLS} --save-interval-updates 4 --keep-interval-updates 2 --keep-last-epochs 1",
+    f"--max-update {50 * KILLS} --save-interval-updates 4 --keep-interval-updates 2 --keep-last-epochs 1",
     "--optimizer adam --lr 0.002 --disable-validation --log-interval 1000",
 ]
 
@@ -33,10 +32,12 @@ def test_ranks_killed_at_random_instants_under_torchrun_end_bit_identical(tmp_pa
         open(tmp_path / "log", "wb") as log,
         warm.torchrun(tmp_path, *words, stdout=log, stderr=subprocess.STDOUT) as job,
     ):
+        ranks: list[int] = []
         for _ in range(KILLS):
+            ranks = kills.wait_for_children(job, "train.py", 2, besides=ranks)
             kills.let_it_run(folder / "checkpoint_last.pt", job, chance, early=False)
-            assert job.poll() is None, "it was to be killed before its end: give it more updates"
-            os.kill(chance.choice(kills.children(job.pid, "train.py")), signal.SIGKILL)
+            assert job.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            os.kill(chance.choice(ranks), warm.KILL)
         assert job.wait(runs.TIMEOUT) == 0, (tmp_path / "log").read_text()[-3000:]
     states = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "killed")]
     assert runs.difference(*states) is None
