@@ -309,6 +309,9 @@ def _start_rank(arguments: tuple[str | None, bytes]) -> int:
     except BrokenPipeError:
         os._exit(128 + signal.SIGPIPE)
     except Exception as error:
+        if isinstance(error, RuntimeError) and _has_lost_a_rank(error):
+            # The agent ends this rank too, and names the first that ended.
+            time.sleep(_CAUSE_FIRST)
         mistake = _tell_agent(error)
         if _number("TORCHELASTIC_RESTART_COUNT") < _number("TORCHELASTIC_MAX_RESTARTS"):
             traceback.print_exc()
@@ -323,9 +326,6 @@ def _tell_agent(error: Exception) -> UserError | None:
     mistake, if it is one."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    if dist.is_torchelastic_launched() and isinstance(error, RuntimeError) and _has_lost_a_rank(error):
-        # The agent ends this rank too, and names the first that ended.
-        time.sleep(_CAUSE_FIRST)
     mistake = _mistake(error)
     # An agent that ends this rank now would find half a file, and fail itself.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
