@@ -68,7 +68,7 @@ def _children(pid: int, word: str) -> list[int]:
     with contextlib.suppress(OSError):  # a thread or a child has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             children = map(int, (task / "children").read_text().split())
-            found += [pid for pid in children if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            found += [child for child in children if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
     return found
 
 

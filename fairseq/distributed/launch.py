@@ -91,7 +91,7 @@ def run(job: Job[V, R]) -> R | None:
     if is_rank:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        get_error_handler().initialize()
+        get_error_handler().initialize()  # a crash outside of Python says where
         try:
             return _join(job)
         except Exception as error:
@@ -322,8 +322,8 @@ def _start_rank(arguments: tuple[str | None, bytes]) -> int:
 
 
 def _tell_agent(error: Exception) -> UserError | None:
-    """Write *error* to the file from which torch's agent takes its last message; returns the user's
-    mistake, if it is one."""
+    """Write *error* to the file from which torch's agent, ours or torchrun's, takes its last
+    message: the first rank's that failed. Returns the user's mistake, if it is one."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     mistake = _mistake(error)
